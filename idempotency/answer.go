@@ -1,0 +1,77 @@
+package idempotency
+
+import (
+	"maps"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// notReplayed are the header fields that belong to one exchange and not to the
+// job: hop-by-hop fields (RFC 9110 section 7.6.1 and its predecessors), the
+// session, the path that the answer took, authentication challenges, and what
+// the gateway itself says.
+var notReplayed = map[string]bool{
+	"Connection":                true,
+	"Keep-Alive":                true,
+	"Proxy-Connection":          true,
+	"Te":                        true,
+	"Trailer":                   true,
+	"Transfer-Encoding":         true,
+	"Upgrade":                   true,
+	"Content-Length":            true, // set anew from the stored body
+	"Set-Cookie":                true,
+	"Set-Cookie2":               true,
+	"Date":                      true,
+	"Server":                    true,
+	"Via":                       true,
+	"Alt-Svc":                   true,
+	"Www-Authenticate":          true,
+	"Proxy-Authenticate":        true,
+	"Authentication-Info":       true,
+	"Proxy-Authentication-Info": true,
+	HeaderReplayed:              true,
+	HeaderError:                 true,
+}
+
+// replayHeader returns the fields of a provider's answer that are stored and
+// replayed.
+func replayHeader(header http.Header) http.Header {
+	named := make(map[string]bool)
+	for _, line := range header["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			named[textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name))] = true
+		}
+	}
+	kept := make(http.Header, len(header))
+	for name, values := range header {
+		if notReplayed[name] || named[name] || isRateLimit(name) || strings.HasPrefix(name, http.TrailerPrefix) {
+			continue
+		}
+		kept[name] = slices.Clone(values)
+	}
+	return kept
+}
+
+// isRateLimit recognises RateLimit (draft-ietf-httpapi-ratelimit-headers) and
+// its many vendor forms: X-RateLimit-Remaining, X-Rate-Limit-Reset,
+// Anthropic-Ratelimit-Tokens-Limit.
+func isRateLimit(name string) bool {
+	name = strings.ToLower(name)
+	return strings.Contains(name, "ratelimit") || strings.Contains(name, "rate-limit")
+}
+
+// Replay sends a stored answer.
+func (a Answer) Replay(w http.ResponseWriter) error {
+	header := w.Header()
+	maps.Copy(header, a.Header)
+	header.Set(HeaderReplayed, "true")
+	if a.Status != http.StatusNoContent && a.Status != http.StatusNotModified {
+		header.Set("Content-Length", strconv.Itoa(len(a.Body)))
+	}
+	w.WriteHeader(a.Status)
+	_, err := w.Write(a.Body)
+	return err
+}

@@ -1,0 +1,303 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// DefaultStoreTimeout bounds one store operation if EngineConfig has none.
+const DefaultStoreTimeout = 500 * time.Millisecond
+
+// EngineConfig configures an Engine.
+type EngineConfig struct {
+	// Store keeps the records. Required.
+	Store Store
+	// StoreTimeout bounds one store operation; 0 means DefaultStoreTimeout.
+	StoreTimeout time.Duration
+	// Observer hears what happens without a request to report it to; nil means
+	// nobody.
+	Observer Observer
+	// Hold, if set, is called when the engine starts to work by itself (leases
+	// to renew, outcomes to store), and what it returns when there is nothing
+	// left to do. Between the two the store must stay open.
+	Hold func() (release func())
+}
+
+// Observer hears what happens apart from the answer to a request. Its methods
+// are called from many goroutines and must not block.
+type Observer interface {
+	// StoreError reports a failed store operation: claim, complete, uncertain,
+	// release, renew, now. The error's text holds nothing of a request.
+	StoreError(op string, id RecordID, err error)
+	// LeaseLost reports that an attempt could not be renewed in time, so
+	// others are told that its outcome is unknown while it still runs.
+	LeaseLost(id RecordID)
+	// LateAcceptance reports an acceptance that could not be stored because the
+	// record was no longer the attempt's own: an operator or an
+	// on_uncertain resubmit decided otherwise, or the store lost it.
+	LateAcceptance(id RecordID, status int)
+	// GaveUp reports an outcome that could not be stored as long as its record
+	// lived.
+	GaveUp(op string, id RecordID)
+}
+
+// Engine owns every transition of the records in one store: it claims,
+// renews, and concludes, and it goes on trying where the store fails. One
+// engine serves all handlers of a process that use the store.
+//
+// An engine has a goroutine only while an attempt is alive or an outcome waits
+// to be stored.
+type Engine struct {
+	store    Store
+	timeout  time.Duration
+	observer Observer
+	hold     func() func()
+
+	clock storeClock
+
+	mu      sync.Mutex
+	live    map[*Attempt]struct{}
+	pending []*unsettled
+	running bool          // the keeper goroutine exists
+	wakeAt  time.Time     // when the keeper looks next
+	idle    chan struct{} // closed when the keeper ends; nil if it does not run
+	wake    chan struct{}
+}
+
+// NewEngine returns an engine. It does no I/O and starts nothing.
+func NewEngine(config EngineConfig) *Engine {
+	e := &Engine{
+		store:    config.Store,
+		timeout:  config.StoreTimeout,
+		observer: config.Observer,
+		hold:     config.Hold,
+		live:     make(map[*Attempt]struct{}),
+		wake:     make(chan struct{}, 1),
+	}
+	if e.timeout <= 0 {
+		e.timeout = DefaultStoreTimeout
+	}
+	if e.observer == nil {
+		e.observer = silent{}
+	}
+	if e.hold == nil {
+		e.hold = func() func() { return func() {} }
+	}
+	return e
+}
+
+// Submit is one request that wants to start a job.
+type Submit struct {
+	ID          RecordID
+	Fingerprint Fingerprint
+	Details     Details
+}
+
+// Admission is the engine's word on a submit. Exactly one of its fields is
+// set.
+type Admission struct {
+	// Attempt may be sent, and must be concluded.
+	Attempt *Attempt
+	// Replay is the answer that the first submit got.
+	Replay *Answer
+	// Problem is to be answered instead.
+	Problem *Problem
+}
+
+// Begin asks the store whether a submit may be sent. It costs one round trip.
+//
+// An error wraps ErrStoreUnavailable: nothing may be sent. If the store may
+// have granted the claim all the same, or may still do so, the engine takes it
+// back in the background.
+//
+// Begin does not end with ctx: it takes at most two store timeouts.
+func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
+	ctx = context.WithoutCancel(ctx)
+	payload, err := s.Details.encode()
+	if err != nil {
+		return Admission{}, errors.Join(ErrStoreUnavailable, err)
+	}
+	claim := Claim{
+		ID:          s.ID,
+		Token:       NewToken(),
+		Fingerprint: s.Fingerprint,
+		Lease:       policy.Lease,
+		Retention:   policy.Retention,
+		TakeOver:    policy.ResubmitUncertain,
+		Payload:     payload,
+	}
+	sentAt := time.Now()
+	reply, err := e.claim(ctx, &claim)
+	if err != nil {
+		e.observer.StoreError("claim", s.ID, err)
+		return Admission{}, fmt.Errorf("%w: claim record: %w", ErrStoreUnavailable, err)
+	}
+
+	now := reply.Now
+	switch reply.Verdict {
+	case Claimed:
+		a := &Attempt{engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details}
+		e.attend(a, sentAt)
+		return Admission{Attempt: a}, nil
+	case AlreadyCompleted:
+		answer, err := decodeAnswer(reply.Record)
+		if err != nil {
+			e.observer.StoreError("claim", s.ID, err)
+			return Admission{}, fmt.Errorf("%w: read stored answer: %w", ErrStoreUnavailable, err)
+		}
+		if answer.Unavailable {
+			return Admission{Problem: &Problem{Code: CodeResultUnavailable, Detail: recordDetail(s.ID)}}, nil
+		}
+		return Admission{Replay: &answer}, nil
+	case StillInProgress:
+		r := reply.Record
+		return Admission{Problem: &Problem{
+			Code:       CodeInProgress,
+			RetryAfter: retryAfterInProgress(now.Sub(r.ChangedAt), r.LeaseUntil.Sub(now)),
+		}}, nil
+	case AlreadyUncertain:
+		return Admission{Problem: &Problem{Code: CodeOutcomeUnknown, Detail: recordDetail(s.ID)}}, nil
+	case OtherRequest:
+		return Admission{Problem: &Problem{Code: CodeReuse}}, nil
+	case TooLate:
+		// claim reports it as an error.
+	}
+	return Admission{}, fmt.Errorf("%w: the store gave verdict %d", ErrStoreUnavailable, reply.Verdict)
+}
+
+func recordDetail(id RecordID) string { return "Record: " + string(id) + "." }
+
+// claim sends the claim, and once more if it is not known what became of the
+// first: the token makes the store recognise it. What may still come true
+// after an error is taken back.
+func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
+	mayBeGranted := false
+	var failure error
+	for range 2 {
+		storeNow, err := e.storeNow(ctx)
+		if err != nil {
+			failure = err
+			break
+		}
+		// Both tries together take two timeouts at most. A claim that the store
+		// gets to see later, because it or the network stood still, must not be
+		// granted: nobody would send it, and it would block the key.
+		c.NotAfter = storeNow.Add(2 * e.timeout)
+		reply, err := e.claimOnce(ctx, *c)
+		if err == nil && reply.Verdict != TooLate {
+			return reply, nil
+		}
+		if err == nil {
+			// Our idea of the store's clock was off; the reply has corrected it.
+			err = ErrClaimTooLate
+		} else if !errors.Is(err, ErrNotApplied) && !errors.Is(err, ErrUnreadable) {
+			mayBeGranted = true
+		}
+		failure = err
+		if errors.Is(err, ErrNotApplied) || errors.Is(err, ErrUnreadable) {
+			break
+		}
+	}
+	if mayBeGranted {
+		e.settleLater(&unsettled{op: opWithdraw, id: c.ID, token: c.Token, notAfter: c.NotAfter}, c.Lease+c.Retention)
+	}
+	return ClaimReply{}, failure
+}
+
+func (e *Engine) claimOnce(ctx context.Context, c Claim) (ClaimReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	reply, err := e.store.Claim(ctx, c)
+	if err == nil {
+		e.clock.learn(reply.Now)
+	}
+	return reply, err
+}
+
+// storeNow returns the store's clock. It asks the store once and reckons from
+// there; every reply corrects it.
+func (e *Engine) storeNow(ctx context.Context) (time.Time, error) {
+	if now, known := e.clock.now(); known {
+		return now, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	now, err := e.store.Now(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	e.clock.learn(now)
+	return now, nil
+}
+
+// storeClock reckons the store's clock from this process's monotonic one, so
+// that the two machines' wall clocks need not agree.
+type storeClock struct {
+	mu    sync.Mutex
+	store time.Time
+	local time.Time
+}
+
+func (c *storeClock) learn(store time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.store, c.local = store, time.Now()
+}
+
+func (c *storeClock) now() (now time.Time, known bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.local.IsZero() {
+		return time.Time{}, false
+	}
+	return c.store.Add(time.Since(c.local)), true
+}
+
+// Drain waits until no attempt is alive and no outcome waits to be stored, or
+// until ctx is done. It returns the records that are left behind then: if the
+// process ends now, those of live attempts become uncertain when their lease
+// is over.
+func (e *Engine) Drain(ctx context.Context) (alive, unstored []RecordID) {
+	for {
+		e.mu.Lock()
+		idle := e.idle
+		e.mu.Unlock()
+		if idle == nil {
+			return nil, nil
+		}
+		select {
+		case <-idle:
+			continue // or it runs again already
+		case <-ctx.Done():
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for a := range e.live {
+			alive = append(alive, a.id)
+		}
+		for _, u := range e.pending {
+			unstored = append(unstored, u.id)
+		}
+		return alive, unstored
+	}
+}
+
+// InFlight returns the number of attempts that are being forwarded.
+func (e *Engine) InFlight() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.live)
+}
+
+// Close closes the store. It may be called once, when the engine is idle.
+func (e *Engine) Close() error { return e.store.Close() }
+
+type silent struct{}
+
+func (silent) StoreError(string, RecordID, error) {}
+func (silent) LeaseLost(RecordID)                 {}
+func (silent) LateAcceptance(RecordID, int)       {}
+func (silent) GaveUp(string, RecordID)            {}

@@ -1,0 +1,78 @@
+package idempotency
+
+import (
+	"errors"
+	"time"
+)
+
+var (
+	// ErrBodyTooLarge means that a request body is over the maximum.
+	ErrBodyTooLarge = errors.New("request body is over the maximum")
+
+	// ErrNotApplied marks a store error after which it is certain that the
+	// operation was not done and never will be: the store could not be
+	// reached at all, or answered that it refuses. An error without it leaves
+	// that open.
+	ErrNotApplied = errors.New("the store did not apply the operation")
+
+	// ErrUnreadable means that the store holds something under a record's
+	// name that this version does not understand. It is never treated as "no
+	// record".
+	ErrUnreadable = errors.New("record is unreadable")
+
+	// ErrStoreUnavailable wraps every error of Engine.Begin: the store could
+	// not say whether the key is free, so nothing may be sent.
+	ErrStoreUnavailable = errors.New("idempotency store is unavailable")
+
+	// ErrClaimTooLate means that a claim reached the store after it had been
+	// given up, and was not carried out.
+	ErrClaimTooLate = errors.New("claim reached the store too late")
+
+	// errClaimMayCome means that a claim to be taken back is not in the store,
+	// and that its time is not over yet.
+	errClaimMayCome = errors.New("the claim may still be granted")
+)
+
+// KeyError says why a key header is not a key. It never holds the key.
+type KeyError struct {
+	// Reason completes the sentence "The key is not valid: ".
+	Reason string
+}
+
+func (e *KeyError) Error() string { return "invalid idempotency key: " + e.Reason }
+
+// Code is the machine-readable name of an answer that the gateway gives by
+// itself. It is sent as Idempotency-Error and as the code of the error
+// document.
+type Code string
+
+// The codes, each with what the caller should know.
+const (
+	// CodeMissing: a key is required and none was sent.
+	CodeMissing Code = "idempotency_key_missing"
+	// CodeInvalid: the key header is not a key.
+	CodeInvalid Code = "idempotency_key_invalid"
+	// CodeInProgress: the first request with this key is still running.
+	CodeInProgress Code = "idempotency_key_in_progress"
+	// CodeReuse: the key was used with another request.
+	CodeReuse Code = "idempotency_key_reuse"
+	// CodeOutcomeUnknown: the submit was sent, and nobody knows whether the
+	// provider accepted it.
+	CodeOutcomeUnknown Code = "idempotency_outcome_unknown"
+	// CodeResultUnavailable: the submit was accepted, and its answer was too
+	// large or a stream, so it cannot be replayed.
+	CodeResultUnavailable Code = "idempotency_result_unavailable"
+	// CodeStoreUnavailable: the store did not answer; nothing was sent.
+	CodeStoreUnavailable Code = "idempotency_store_unavailable"
+	// CodeBodyTooLarge: the request body is over the maximum; nothing was sent.
+	CodeBodyTooLarge Code = "request_body_too_large"
+)
+
+// Problem is an answer that the gateway gives by itself.
+type Problem struct {
+	Code Code
+	// Detail is shown after the code's own sentence: a reason or a record id.
+	Detail string
+	// RetryAfter, if positive, is sent as Retry-After in whole seconds.
+	RetryAfter time.Duration
+}

@@ -1,0 +1,78 @@
+package idempotency
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
+	"hash"
+	"strings"
+)
+
+// RecordID names the record of one (namespace, scope, key): 32 characters
+// 0-9 and a-v. It is a digest, so no text of a caller becomes part of a store
+// key, a log line or a URL, and it can be shown to callers and operators.
+type RecordID string
+
+// recordIDBytes is how much of the SHA-256 digest a RecordID keeps: 160 bits,
+// so that neither a chance collision nor a second preimage lets one scope
+// reach another's record, in a length that people can compare by eye.
+const recordIDBytes = 20
+
+var recordIDEncoding = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
+
+// NewRecordID digests the parts that name a record. Each part is prefixed by
+// its length, so that no part can be moved across a border: scope "ab" with
+// key "c" is another record than scope "a" with key "bc".
+func NewRecordID(namespace string, scope []string, key Key) RecordID {
+	d := newDigest("record")
+	d.field(namespace)
+	d.count(len(scope))
+	for _, s := range scope {
+		d.field(s)
+	}
+	d.field(string(key))
+	return RecordID(recordIDEncoding.EncodeToString(d.Sum(nil)[:recordIDBytes]))
+}
+
+// Valid reports whether id has the form that NewRecordID gives.
+func (id RecordID) Valid() bool {
+	if len(id) != recordIDEncoding.EncodedLen(recordIDBytes) {
+		return false
+	}
+	return strings.Trim(string(id), "0123456789abcdefghijklmnopqrstuv") == ""
+}
+
+// Token names one attempt: 128 random bits that the store checks on every
+// transition.
+type Token [16]byte
+
+// NewToken draws a token from the system's random source.
+func NewToken() Token {
+	var t Token
+	// crypto/rand.Read never returns an error; it ends the process instead.
+	_, _ = rand.Read(t[:])
+	return t
+}
+
+// digest is SHA-256 over length-prefixed fields.
+type digest struct{ hash.Hash }
+
+// newDigest starts a digest of its own kind, so that a record id and a
+// fingerprint over the same bytes differ.
+func newDigest(kind string) digest {
+	d := digest{sha256.New()}
+	d.field(kind)
+	return d
+}
+
+func (d digest) count(n int) {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], uint64(n))
+	_, _ = d.Write(b[:]) // a hash.Hash never returns an error
+}
+
+func (d digest) field(s string) {
+	d.count(len(s))
+	_, _ = d.Write([]byte(s))
+}

@@ -1,0 +1,320 @@
+package idempotency
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// operation is a transition that the engine carries out, now or later.
+type operation int
+
+const (
+	opComplete operation = iota + 1
+	opUncertain
+	opRelease
+	// opWithdraw takes back a claim that may have been granted although its
+	// reply was lost, or that the store may still see.
+	opWithdraw
+)
+
+func (op operation) String() string {
+	switch op {
+	case opComplete:
+		return "complete"
+	case opUncertain:
+		return "uncertain"
+	case opRelease:
+		return "release"
+	case opWithdraw:
+		return "withdraw"
+	default:
+		return "unknown"
+	}
+}
+
+// unsettled is a transition that the store has not acknowledged yet.
+type unsettled struct {
+	op      operation
+	id      RecordID
+	token   Token
+	payload []byte
+	status  int // of the acceptance, with opComplete
+	// notAfter is when the claim can no longer be granted, with opWithdraw, on
+	// the store's clock.
+	notAfter time.Time
+
+	tries   int
+	nextTry time.Time
+	giveUp  time.Time
+}
+
+const (
+	// renewalsPerCall bounds one Renew call, so that it stays far below a
+	// store timeout.
+	renewalsPerCall = 256
+	// settleAtOnce bounds how many transitions are carried out at a time when
+	// a store that was away is back.
+	settleAtOnce = 32
+
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = 5 * time.Second
+)
+
+func backoff(tries int) time.Duration {
+	return min(minBackoff<<min(tries, 10), maxBackoff)
+}
+
+// attend puts an attempt under the keeper's care. Its lease began at the
+// earliest when the claim was sent.
+func (e *Engine) attend(a *Attempt, claimSent time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.live[a] = struct{}{}
+	a.renewAt = claimSent.Add(a.policy.Lease / 3)
+	e.keepLocked(a.renewAt)
+}
+
+// leave takes an attempt out of the keeper's care.
+func (e *Engine) leave(a *Attempt) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.live, a)
+	if len(e.live) == 0 && len(e.pending) == 0 {
+		e.wakeLocked()
+	}
+}
+
+// settleLater leaves a transition to the keeper, for as long as the record
+// would live.
+func (e *Engine) settleLater(u *unsettled, lifetime time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	u.giveUp = now.Add(lifetime)
+	u.nextTry = now.Add(backoff(0))
+	e.pending = append(e.pending, u)
+	e.keepLocked(u.nextTry)
+}
+
+// keepLocked makes sure that the keeper runs and looks again at the given time.
+func (e *Engine) keepLocked(at time.Time) {
+	if !e.running {
+		e.running = true
+		e.wakeAt = at
+		e.idle = make(chan struct{})
+		go e.keep(e.hold(), e.idle)
+		return
+	}
+	if at.Before(e.wakeAt) {
+		e.wakeAt = at
+		e.wakeLocked()
+	}
+}
+
+func (e *Engine) wakeLocked() {
+	select {
+	case e.wake <- struct{}{}:
+	default: // it is about to wake anyway
+	}
+}
+
+// keep renews the leases of all live attempts and settles what the store has
+// not acknowledged, and ends when there is nothing left of either.
+func (e *Engine) keep(release func(), idle chan struct{}) {
+	defer close(idle)
+	defer release()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-e.wake:
+		}
+		e.renewDue()
+		e.settleDue()
+
+		e.mu.Lock()
+		if len(e.live) == 0 && len(e.pending) == 0 {
+			e.running = false
+			e.idle = nil
+			e.mu.Unlock()
+			return
+		}
+		e.wakeAt = e.nextLocked()
+		timer.Reset(time.Until(e.wakeAt))
+		e.mu.Unlock()
+	}
+}
+
+// nextLocked returns when something is due. With nothing due it is far away;
+// whatever comes then wakes the keeper.
+func (e *Engine) nextLocked() time.Time {
+	next := time.Now().Add(time.Hour)
+	for a := range e.live {
+		if !a.lost && a.renewAt.Before(next) {
+			next = a.renewAt
+		}
+	}
+	for _, u := range e.pending {
+		if u.nextTry.Before(next) {
+			next = u.nextTry
+		}
+	}
+	return next
+}
+
+// renewDue renews what is due, and what is nearly due along with it: 1,000
+// attempts that began at different moments cost a few calls per lease.
+func (e *Engine) renewDue() {
+	now := time.Now()
+	var due []*Attempt
+	e.mu.Lock()
+	for a := range e.live {
+		if !a.lost && !a.renewAt.After(now.Add(a.policy.Lease/10)) {
+			due = append(due, a)
+		}
+	}
+	// The others can wait for their own time if nobody is due right now.
+	if !slices.ContainsFunc(due, func(a *Attempt) bool { return !a.renewAt.After(now) }) {
+		due = nil
+	}
+	e.mu.Unlock()
+
+	for chunk := range slices.Chunk(due, renewalsPerCall) {
+		e.renew(chunk)
+	}
+}
+
+func (e *Engine) renew(attempts []*Attempt) {
+	renewals := make([]Renewal, len(attempts))
+	for i, a := range attempts {
+		renewals[i] = Renewal{ID: a.id, Token: a.token, Lease: a.policy.Lease}
+	}
+	sent := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), e.timeout)
+	defer cancel()
+	replies, err := e.store.Renew(ctx, renewals)
+	if err != nil {
+		e.observer.StoreError("renew", attempts[0].id, err)
+	}
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i, a := range attempts {
+		_, alive := e.live[a]
+		switch {
+		case !alive: // concluded meanwhile; a lost lease says nothing then
+		case err != nil:
+			a.renewAt = time.Now().Add(min(a.policy.Lease/10, time.Second))
+		case replies[i].Applied:
+			a.renewAt = sent.Add(a.policy.Lease / 3)
+		default:
+			a.lost = true
+			e.observer.LeaseLost(a.id)
+		}
+	}
+}
+
+// settleDue carries out the transitions that are due. While the store fails it
+// is asked with one of them at a time.
+func (e *Engine) settleDue() {
+	atOnce := settleAtOnce
+	for {
+		batch := e.takeDue(atOnce)
+		if len(batch) == 0 {
+			return
+		}
+		var wg sync.WaitGroup
+		failed := make([]bool, len(batch))
+		for i, u := range batch {
+			wg.Go(func() {
+				failed[i] = e.settle(context.Background(), u) != nil
+			})
+		}
+		wg.Wait()
+
+		var again []*unsettled
+		for i, u := range batch {
+			switch {
+			case !failed[i]:
+			case time.Now().After(u.giveUp):
+				e.observer.GaveUp(u.op.String(), u.id)
+			default:
+				again = append(again, u)
+			}
+		}
+		allFailed := len(again) == len(batch)
+		e.mu.Lock()
+		for _, u := range again {
+			u.tries++
+			u.nextTry = time.Now().Add(backoff(u.tries))
+		}
+		e.pending = append(e.pending, again...)
+		if allFailed {
+			// The store is away: let the rest wait as long as these.
+			for _, u := range e.pending {
+				if u.nextTry.Before(again[0].nextTry) {
+					u.nextTry = again[0].nextTry
+				}
+			}
+		}
+		e.mu.Unlock()
+		if allFailed {
+			return
+		}
+	}
+}
+
+// takeDue takes up to n transitions that are due out of the pending ones.
+func (e *Engine) takeDue(n int) []*unsettled {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	var due []*unsettled
+	e.pending = slices.DeleteFunc(e.pending, func(u *unsettled) bool {
+		if len(due) < n && !u.nextTry.After(now) {
+			due = append(due, u)
+			return true
+		}
+		return false
+	})
+	return due
+}
+
+// settle carries out one transition. It returns nil when there is nothing
+// left to do, be it that the transition was applied or that the record is no
+// longer the attempt's own.
+func (e *Engine) settle(ctx context.Context, u *unsettled) error {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+
+	var reply Reply
+	var err error
+	switch u.op {
+	case opComplete:
+		reply, err = e.store.Complete(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
+		if err == nil && !reply.Applied {
+			e.observer.LateAcceptance(u.id, u.status)
+		}
+	case opUncertain:
+		reply, err = e.store.MarkUncertain(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
+	case opRelease:
+		reply, err = e.store.Release(ctx, u.id, u.token)
+	case opWithdraw:
+		reply, err = e.store.Release(ctx, u.id, u.token)
+		if err == nil && !reply.Now.After(u.notAfter) {
+			// A try of the claim may still be on its way, even if another was
+			// just taken back.
+			err = errClaimMayCome
+		}
+	}
+	if err != nil && err != errClaimMayCome {
+		e.observer.StoreError(u.op.String(), u.id, err)
+	}
+	if err == nil || err == errClaimMayCome {
+		e.clock.learn(reply.Now)
+	}
+	return err
+}

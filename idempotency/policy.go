@@ -1,0 +1,148 @@
+package idempotency
+
+import (
+	"mime"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Policy is how one handler treats submits. The zero value of a field is not
+// a default; DefaultPolicy has those.
+type Policy struct {
+	// StoreStatus are the statuses that mean acceptance.
+	StoreStatus []StatusRange
+	// RefusedStatus are the statuses that prove that nothing was accepted.
+	// StoreStatus is looked at first. See neverRefusal for what is no proof.
+	RefusedStatus []StatusRange
+	// Retention is how long a record lives after its last transition.
+	Retention time.Duration
+	// Lease is how long an attempt is believed alive without renewal.
+	Lease time.Duration
+	// ResubmitUncertain lets a repeat of an unknown submit be sent again.
+	ResubmitUncertain bool
+}
+
+// DefaultPolicy returns the defaults: 2xx is acceptance, 4xx (but 408) and 503
+// are refusals, records live 24 hours, leases last 30 seconds.
+func DefaultPolicy() Policy {
+	return Policy{
+		StoreStatus:   []StatusRange{{200, 299}},
+		RefusedStatus: []StatusRange{{400, 499}, {503, 503}},
+		Retention:     24 * time.Hour,
+		Lease:         30 * time.Second,
+	}
+}
+
+// StatusRange is an inclusive range of HTTP statuses.
+type StatusRange struct{ First, Last int }
+
+// Contains reports whether the range has the status.
+func (r StatusRange) Contains(status int) bool { return r.First <= status && status <= r.Last }
+
+func containsStatus(ranges []StatusRange, status int) bool {
+	return slices.ContainsFunc(ranges, func(r StatusRange) bool { return r.Contains(status) })
+}
+
+// NeverRefusal reports whether a status can never prove that the provider did
+// not accept: 408 comes from servers and load balancers that gave up waiting,
+// and 499 stands for a caller or proxy that went away in the middle.
+func NeverRefusal(status int) bool {
+	return status == http.StatusRequestTimeout || status == 499
+}
+
+// Sent says what is known about the way of the submit to the provider.
+type Sent int
+
+const (
+	// MaybeSent: a connection was there, or nothing is known.
+	MaybeSent Sent = iota
+	// NeverSent: there was no connection that could carry the submit.
+	NeverSent
+)
+
+// Result is what came of forwarding a submit.
+type Result struct {
+	Sent Sent
+	// Status of the provider's final answer; 0 if there was none.
+	Status int
+	Header http.Header
+	// Body of the answer, if it was read whole.
+	Body []byte
+	// Whole is true if the answer came to its proper end.
+	Whole bool
+	// BodyNotKept is true if the body was not read into Body, because it is
+	// over the maximum or a stream. Such an answer counts by its status.
+	BodyNotKept bool
+	// TimedOut is true if the upstream timeout ended the attempt.
+	TimedOut bool
+	// Panicked is true if a handler below panicked.
+	Panicked bool
+}
+
+// meaning is what a result says about the job.
+type meaning int
+
+const (
+	meansUnknown     meaning = iota // nobody can tell: the record becomes uncertain
+	meansAccepted                   // the provider has the job
+	meansRefused                    // the provider does not have it
+	meansNotAccepted                // a 2xx that the configuration does not count
+	meansNeverSent                  // nothing reached the provider
+)
+
+// classify is the table of design section 5. Its order matters: what a result
+// does not prove stays unknown.
+func (p Policy) classify(r Result) meaning {
+	if r.Status == 0 {
+		if r.Sent == NeverSent {
+			return meansNeverSent
+		}
+		return meansUnknown
+	}
+	if containsStatus(p.StoreStatus, r.Status) && (r.Whole || r.BodyNotKept) {
+		return meansAccepted
+	}
+	switch {
+	case !r.Whole:
+		return meansUnknown
+	case 200 <= r.Status && r.Status <= 299:
+		return meansNotAccepted
+	case containsStatus(p.RefusedStatus, r.Status) && !NeverRefusal(r.Status):
+		return meansRefused
+	default:
+		return meansUnknown
+	}
+}
+
+// Accepts reports whether the status means acceptance. A handler uses it to
+// decide, before the body is there, whether an answer has to be stored.
+func (p Policy) Accepts(status int) bool { return containsStatus(p.StoreStatus, status) }
+
+// IsStream reports whether a body is an event stream, which has no end that
+// could be waited for.
+func IsStream(header http.Header) bool {
+	t, _, err := mime.ParseMediaType(header.Get("Content-Type"))
+	return err == nil && strings.EqualFold(t, "text/event-stream")
+}
+
+// unknownReason says why a result is unknown, in words that hold nothing of
+// the request or the answer.
+func unknownReason(r Result) string {
+	switch {
+	case r.Panicked:
+		return "a handler panicked after the submit was claimed"
+	case r.TimedOut && r.Status == 0:
+		return "no answer within the upstream timeout"
+	case r.TimedOut:
+		return "the answer was not whole within the upstream timeout"
+	case r.Status == 0:
+		return "the connection to the provider broke before a whole answer"
+	case !r.Whole:
+		return "the provider's answer broke off"
+	default:
+		return "the provider answered with status " + strconv.Itoa(r.Status)
+	}
+}

@@ -1,0 +1,162 @@
+package idempotency
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// Header fields in which the gateway speaks to callers.
+const (
+	// HeaderError carries a Code: on every answer that the gateway made, and
+	// on a provider's answer that left the outcome unknown.
+	HeaderError = "Idempotency-Error"
+	// HeaderReplayed is "true" on a replay.
+	HeaderReplayed = "Idempotency-Replayed"
+	// HeaderShouldRetry is read by several SDKs: "false" stops their retries.
+	HeaderShouldRetry = "X-Should-Retry"
+)
+
+// ProblemFormat is the shape of the gateway's own answers.
+type ProblemFormat string
+
+const (
+	// FormatEnvelope is the error object of the async media APIs that document
+	// these codes, with their statuses.
+	FormatEnvelope ProblemFormat = "envelope"
+	// FormatProblem is RFC 9457, with the statuses that
+	// draft-ietf-httpapi-idempotency-key-header-07 suggests.
+	FormatProblem ProblemFormat = "problem"
+)
+
+type problemKind struct {
+	envelopeStatus, problemStatus int
+	title                         string
+	message                       string
+	noRetry                       bool
+}
+
+// problemKinds is the table of the gateway's answers.
+var problemKinds = map[Code]problemKind{
+	CodeMissing: {
+		http.StatusBadRequest, http.StatusBadRequest, "Idempotency key is missing",
+		"This request needs an idempotency key. Send one unique key per job, and the same key on every retry of that job.", false,
+	},
+	CodeInvalid: {
+		http.StatusBadRequest, http.StatusBadRequest, "Idempotency key is not valid",
+		"The idempotency key is not valid. Send one header line with 1 to 255 visible ASCII characters.", false,
+	},
+	CodeInProgress: {
+		http.StatusBadRequest, http.StatusConflict, "Request is in progress",
+		"The first request with this idempotency key is still running. Retry with the same key after Retry-After seconds.", false,
+	},
+	CodeReuse: {
+		http.StatusBadRequest, http.StatusUnprocessableEntity, "Idempotency key was used with another request",
+		"This idempotency key was already used with a different request. Use a new key for a new job, and the unchanged request for a retry.", true,
+	},
+	CodeOutcomeUnknown: {
+		http.StatusConflict, http.StatusConflict, "Outcome is unknown",
+		"The request was sent to the provider and no trustworthy answer came back. The job may exist and may be billed. Do not submit it again under a new key; ask the operator of this gateway to look it up.", true,
+	},
+	CodeResultUnavailable: {
+		http.StatusConflict, http.StatusConflict, "Result cannot be replayed",
+		"The provider accepted this request, but its answer was too large or a stream and was not stored. Do not submit it again under a new key; find the job with the provider.", true,
+	},
+	CodeStoreUnavailable: {
+		http.StatusServiceUnavailable, http.StatusServiceUnavailable, "Idempotency store is unavailable",
+		"The gateway cannot reach its store, so it cannot rule out a duplicate. Nothing was sent to the provider. Retry with the same key.", false,
+	},
+	CodeBodyTooLarge: {
+		http.StatusRequestEntityTooLarge, http.StatusRequestEntityTooLarge, "Request body is too large",
+		"The request body is larger than this gateway accepts. Nothing was sent to the provider.", false,
+	},
+}
+
+// problemTypePrefix starts the "type" of an RFC 9457 document. The README has
+// a section for each code.
+const problemTypePrefix = "https://github.com/caddy-idempotency/caddy-idempotency#"
+
+// Status returns the HTTP status of the problem in the given format.
+func (p Problem) Status(format ProblemFormat) int {
+	kind := problemKinds[p.Code]
+	if format == FormatProblem {
+		return kind.problemStatus
+	}
+	return kind.envelopeStatus
+}
+
+// Write sends the problem as the whole answer to a request. unknownStatus, if
+// not zero, replaces the status: the first caller of an attempt whose outcome
+// is unknown gets 502 or 504.
+func (p Problem) Write(w http.ResponseWriter, format ProblemFormat, unknownStatus int) error {
+	kind := problemKinds[p.Code]
+	status := p.Status(format)
+	if unknownStatus != 0 {
+		status = unknownStatus
+	}
+	message := kind.message
+	if p.Detail != "" {
+		message += " " + p.Detail
+	}
+
+	var document any
+	contentType := "application/json"
+	if format == FormatProblem {
+		contentType = "application/problem+json"
+		document = struct {
+			Type   string `json:"type"`
+			Title  string `json:"title"`
+			Status int    `json:"status"`
+			Detail string `json:"detail"`
+			Code   Code   `json:"code"`
+		}{problemTypePrefix + string(p.Code), kind.title, status, message, p.Code}
+	} else {
+		type envelope struct {
+			Type    string `json:"type"`
+			Code    Code   `json:"code"`
+			Message string `json:"message"`
+		}
+		errorType := "invalid_request_error"
+		if status >= http.StatusInternalServerError {
+			errorType = "api_error"
+		}
+		document = struct {
+			Error envelope `json:"error"`
+		}{envelope{errorType, p.Code, message}}
+	}
+	body, err := json.Marshal(document)
+	if err != nil {
+		return fmt.Errorf("encode error document: %w", err)
+	}
+
+	header := w.Header()
+	p.Mark(header)
+	header.Set("Content-Type", contentType)
+	header.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, err = w.Write(body)
+	return err
+}
+
+// Mark sets the header fields that go with the problem, also on a provider's
+// own answer.
+func (p Problem) Mark(header http.Header) {
+	header.Set(HeaderError, string(p.Code))
+	header.Set("Cache-Control", "no-store")
+	if problemKinds[p.Code].noRetry {
+		header.Set(HeaderShouldRetry, "false")
+	}
+	if p.RetryAfter > 0 {
+		header.Set("Retry-After", strconv.Itoa(int(math.Ceil(p.RetryAfter.Seconds()))))
+	}
+}
+
+// retryAfterInProgress suggests when to come back to a running attempt: after
+// as long as it has run so far, within what its lease leaves, 1 to 60 seconds.
+// So a caller asks soon about a quick job and seldom about a long one.
+func retryAfterInProgress(age, leaseLeft time.Duration) time.Duration {
+	return max(time.Second, min(age, leaseLeft, time.Minute))
+}

@@ -1,0 +1,211 @@
+package idempotency
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+)
+
+// State is what a record says about its key. Absence is not a State: it is
+// the lack of a record.
+type State byte
+
+const (
+	// InProgress: an attempt was claimed and has not ended. Once its lease is
+	// over the record counts as Uncertain, see Record.StateAt.
+	InProgress State = 'p'
+	// Completed: the provider accepted; the answer is in the record.
+	Completed State = 'c'
+	// Uncertain: the submit was sent and no trustworthy answer came back.
+	Uncertain State = 'u'
+)
+
+// String returns the state as operators read it.
+func (s State) String() string {
+	switch s {
+	case InProgress:
+		return "in_progress"
+	case Completed:
+		return "completed"
+	case Uncertain:
+		return "uncertain"
+	default:
+		return fmt.Sprintf("State(%d)", byte(s))
+	}
+}
+
+// Record is what a store holds for one key. Its fixed fields are what the
+// stores decide by; what people and replays read is in Payload, which stores
+// do not look into. Times are the store's clock, in whole milliseconds.
+type Record struct {
+	State       State
+	Token       Token
+	Fingerprint Fingerprint
+	// CreatedAt is when the record's first attempt was claimed.
+	CreatedAt time.Time
+	// ChangedAt is when the record came into its state.
+	ChangedAt time.Time
+	// LeaseUntil is how long the attempt is believed alive. It is kept as it
+	// was when the record leaves InProgress.
+	LeaseUntil time.Time
+	// Retention is how long the record lives after its last transition.
+	Retention time.Duration
+	// Payload is an encoded Details.
+	Payload []byte
+}
+
+// StateAt returns the state at a moment of the store's clock: an attempt
+// whose lease is over is uncertain, because nobody can tell whether it was
+// sent, even before anything writes so.
+func (r Record) StateAt(now time.Time) State {
+	if r.State == InProgress && !now.Before(r.LeaseUntil) {
+		return Uncertain
+	}
+	return r.State
+}
+
+// ExpiresAt returns when the record vanishes. The end of a lease is a
+// transition like any other, so the retention of an attempt that is never
+// heard of again is counted from there.
+func (r Record) ExpiresAt() time.Time {
+	if r.State == InProgress {
+		return r.LeaseUntil.Add(r.Retention)
+	}
+	return r.ChangedAt.Add(r.Retention)
+}
+
+// The binary form of a record, which the Redis scripts build and read too
+// (store/redis/lua/record.lua): a fixed header, then the payload.
+//
+//	offset  bytes  field
+//	     0      1  version, 1
+//	     1      1  state
+//	     2     16  token
+//	    18     32  fingerprint
+//	    50      8  created at, Unix milliseconds, big endian
+//	    58      8  changed at
+//	    66      8  lease until
+//	    74      8  retention, milliseconds
+//	    82         payload
+const (
+	recordVersion    = 1
+	recordHeaderSize = 82
+)
+
+// AppendBinary appends the binary form of r to b.
+func (r Record) AppendBinary(b []byte) ([]byte, error) {
+	b = append(b, recordVersion, byte(r.State))
+	b = append(b, r.Token[:]...)
+	b = append(b, r.Fingerprint[:]...)
+	for _, ms := range []int64{
+		r.CreatedAt.UnixMilli(), r.ChangedAt.UnixMilli(), r.LeaseUntil.UnixMilli(), r.Retention.Milliseconds(),
+	} {
+		b = binary.BigEndian.AppendUint64(b, uint64(ms))
+	}
+	return append(b, r.Payload...), nil
+}
+
+// UnmarshalBinary reads the binary form. Anything that it does not understand
+// is ErrUnreadable. The record keeps no reference to data.
+func (r *Record) UnmarshalBinary(data []byte) error {
+	if len(data) < recordHeaderSize {
+		return fmt.Errorf("%w: it has %d bytes, fewer than its header", ErrUnreadable, len(data))
+	}
+	if data[0] != recordVersion {
+		return fmt.Errorf("%w: it has version %d, and this gateway reads version %d", ErrUnreadable, data[0], recordVersion)
+	}
+	state := State(data[1])
+	switch state {
+	case InProgress, Completed, Uncertain:
+	default:
+		return fmt.Errorf("%w: its state is %d", ErrUnreadable, data[1])
+	}
+	milliseconds := func(offset int) int64 { return int64(binary.BigEndian.Uint64(data[offset:])) }
+	*r = Record{
+		State:       state,
+		Token:       Token(data[2:18]),
+		Fingerprint: Fingerprint(data[18:50]),
+		CreatedAt:   time.UnixMilli(milliseconds(50)),
+		ChangedAt:   time.UnixMilli(milliseconds(58)),
+		LeaseUntil:  time.UnixMilli(milliseconds(66)),
+		Retention:   time.Duration(milliseconds(74)) * time.Millisecond,
+		Payload:     append([]byte(nil), data[recordHeaderSize:]...),
+	}
+	return nil
+}
+
+// Details is what a record tells people, and what a replay is made of.
+type Details struct {
+	Namespace string `cbor:"1,keyasint,omitempty"`
+	// Key is secret: operators see it only on request.
+	Key    Key    `cbor:"2,keyasint,omitempty"`
+	Method string `cbor:"3,keyasint,omitempty"`
+	Path   string `cbor:"4,keyasint,omitempty"`
+	// Error says why the outcome is unknown, in words of this package.
+	Error string `cbor:"5,keyasint,omitempty"`
+	// Answer is the provider's acceptance; nil until there is one.
+	Answer *Answer `cbor:"6,keyasint,omitempty"`
+}
+
+// Answer is a provider's acceptance as it is stored and replayed.
+type Answer struct {
+	Status int         `cbor:"1,keyasint"`
+	Header http.Header `cbor:"2,keyasint,omitempty"`
+	Body   []byte      `cbor:"3,keyasint,omitempty"`
+	// Unavailable: the body was too large or a stream, and only the fact of
+	// the acceptance was stored.
+	Unavailable bool `cbor:"4,keyasint,omitempty"`
+}
+
+// payloadDecoding refuses what it does not know: a member that another
+// version wrote may change what the rest means.
+var payloadDecoding = func() cbor.DecMode {
+	mode, err := cbor.DecOptions{
+		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
+		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
+		IndefLength:       cbor.IndefLengthForbidden,
+		TagsMd:            cbor.TagsForbidden,
+	}.DecMode()
+	if err != nil {
+		panic(err) // the options above are constants
+	}
+	return mode
+}()
+
+func (d Details) encode() ([]byte, error) {
+	payload, err := cbor.Marshal(d)
+	if err != nil {
+		return nil, fmt.Errorf("encode record: %w", err)
+	}
+	return payload, nil
+}
+
+// DecodeDetails reads the payload of a record. Anything that it does not
+// understand is ErrUnreadable.
+func DecodeDetails(payload []byte) (Details, error) {
+	var d Details
+	if err := payloadDecoding.Unmarshal(payload, &d); err != nil {
+		// The decoder's text can quote the payload, so it is not passed on.
+		return Details{}, fmt.Errorf("%w: its payload does not decode", ErrUnreadable)
+	}
+	if d.Answer != nil && (d.Answer.Status < 100 || d.Answer.Status > 999) {
+		return Details{}, fmt.Errorf("%w: its answer has no HTTP status", ErrUnreadable)
+	}
+	return d, nil
+}
+
+// decodeAnswer returns the answer of a completed record.
+func decodeAnswer(r Record) (Answer, error) {
+	d, err := DecodeDetails(r.Payload)
+	if err != nil {
+		return Answer{}, err
+	}
+	if d.Answer == nil {
+		return Answer{}, errors.Join(ErrUnreadable, errors.New("a completed record has no answer"))
+	}
+	return *d.Answer, nil
+}
