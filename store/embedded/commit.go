@@ -1,0 +1,150 @@
+package embedded
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+// write is a change that waits for its commit. The change must read before it
+// writes, and must not fail between two writes: what it has written when it
+// returns an error is committed with the others.
+type write struct {
+	ctx    context.Context
+	change func(*records) error
+	result chan error
+}
+
+// errClosed is what a write gets that meets the end of the store.
+var errClosed = errors.New("embedded store is closed")
+
+// change runs a change in a transaction and returns its value when it is on
+// the disk. It returns earlier if ctx ends; the change may be committed all
+// the same then.
+//
+// bolt.DB.Batch is not used: it makes a lone write wait for company.
+func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (T, error) {
+	var none T
+	if _, err := s.open(); err != nil {
+		return none, err
+	}
+	var value T // read only after the result is there
+	w := &write{
+		ctx:    ctx,
+		result: make(chan error, 1),
+		change: func(r *records) (err error) {
+			value, err = f(r)
+			return err
+		},
+	}
+	select {
+	case s.writes <- w:
+	case <-s.done:
+		return none, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, errClosed)
+	case <-ctx.Done():
+		return none, fmt.Errorf("%w: embedded store is busy: %w", idempotency.ErrNotApplied, ctx.Err())
+	}
+	select {
+	case err := <-w.result:
+		if err != nil {
+			return none, err
+		}
+		return value, nil
+	case <-s.done:
+		return none, errClosed
+	case <-ctx.Done():
+		return none, fmt.Errorf("embedded store has not committed yet: %w", ctx.Err())
+	}
+}
+
+// commitLoop commits what is waiting, all of it together, until Close.
+func (s *Store) commitLoop(db *bolt.DB) {
+	for {
+		var batch []*write
+		select {
+		case w := <-s.writes:
+			batch = append(batch, w)
+		case <-s.done:
+			return
+		}
+	gather:
+		for len(batch) < commitSize {
+			select {
+			case w := <-s.writes:
+				batch = append(batch, w)
+			default:
+				break gather
+			}
+		}
+		s.commit(db, batch)
+	}
+}
+
+func (s *Store) commit(db *bolt.DB, batch []*write) {
+	results := make([]error, len(batch))
+	err := db.Update(func(tx *bolt.Tx) error {
+		r := s.view(tx)
+		for i, w := range batch {
+			if err := w.ctx.Err(); err != nil {
+				results[i] = fmt.Errorf("%w: embedded store is slow: %w", idempotency.ErrNotApplied, err)
+				continue
+			}
+			results[i] = w.change(r)
+		}
+		return nil
+	})
+	for i, w := range batch {
+		if err != nil {
+			results[i] = fmt.Errorf("commit to embedded store: %w", err)
+		}
+		w.result <- results[i]
+	}
+}
+
+// sweepLoop deletes expired records until Close.
+func (s *Store) sweepLoop() {
+	ticker := time.NewTicker(s.sweep)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-s.done:
+			return
+		}
+		// Each commit deletes a few, and lets the traffic in between. An error is
+		// met again by the next request, and reported there.
+		for {
+			swept, err := change(context.Background(), s, func(r *records) (int, error) { return r.sweep(sweepSize) })
+			if err != nil || swept < sweepSize {
+				break
+			}
+		}
+	}
+}
+
+// sweep deletes up to n expired records and returns how many it deleted.
+func (r *records) sweep(n int) (int, error) {
+	expired := make([][]byte, 0, n)
+	cursor := r.byExpiry.Cursor()
+	for key, _ := cursor.First(); key != nil && len(expired) < n; key, _ = cursor.Next() {
+		if len(key) < 8 || time.UnixMilli(int64(binary.BigEndian.Uint64(key))).After(r.now) {
+			break
+		}
+		expired = append(expired, append([]byte(nil), key...))
+	}
+	for _, key := range expired {
+		if err := r.byID.Delete(key[8:]); err != nil {
+			return 0, err
+		}
+		if err := r.byExpiry.Delete(key); err != nil {
+			return 0, err
+		}
+	}
+	return len(expired), nil
+}

@@ -1,0 +1,362 @@
+// Package embedded keeps idempotency records in one bbolt file, for a gateway
+// that runs as a single process.
+//
+// Every acknowledged write was fsynced. Concurrent writes share one commit: a
+// write that comes alone is committed at once, and those that come meanwhile
+// go together into the next commit.
+//
+// The machine's wall clock decides about leases. It is the clock of the only
+// process that can have the file open.
+package embedded
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+// Config says where the file is. The zero value of a field means its default.
+type Config struct {
+	// Path of the file. Required. It is created with its directory, readable
+	// by the owner only, on first use.
+	Path string
+	// SweepInterval is how often expired records are deleted; default one
+	// minute. An expired record that is not deleted yet counts as absent.
+	SweepInterval time.Duration
+	// Now is the clock; default time.Now.
+	Now func() time.Time
+}
+
+const (
+	// lockTimeout is how long opening waits for another process to let go of
+	// the file.
+	lockTimeout = 100 * time.Millisecond
+	// reopenInterval is how long a failure to open the file is remembered, so
+	// that a burst of requests does not queue up behind the lock.
+	reopenInterval = time.Second
+	// commitSize bounds how many writes share a commit.
+	commitSize = 512
+	// sweepSize bounds how many records one commit of the sweeper deletes, so
+	// that it holds the file for a few milliseconds at most.
+	sweepSize = 256
+)
+
+var (
+	recordsBucket = []byte("records") // record id -> record
+	expiryBucket  = []byte("expiry")  // expiry in Unix ms, big endian, and record id -> nothing
+)
+
+// Store is an idempotency.Store in one file.
+type Store struct {
+	path  string
+	sweep time.Duration
+	now   func() time.Time
+
+	mu       sync.Mutex
+	db       *bolt.DB
+	openErr  error
+	openedAt time.Time // last try
+	closed   bool
+
+	writes chan *write
+	done   chan struct{} // closed by Close
+	work   sync.WaitGroup
+}
+
+var _ idempotency.Store = (*Store)(nil)
+
+// New returns a store. It does no I/O: the file is opened on first use.
+func New(config Config) *Store {
+	s := &Store{
+		path:   config.Path,
+		sweep:  config.SweepInterval,
+		now:    config.Now,
+		writes: make(chan *write, commitSize),
+		done:   make(chan struct{}),
+	}
+	if s.sweep <= 0 {
+		s.sweep = time.Minute
+	}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	return s
+}
+
+// open returns the database, and opens it if it is not open.
+func (s *Store) open() (*bolt.DB, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.db != nil {
+		return s.db, nil
+	}
+	if s.closed {
+		return nil, fmt.Errorf("%w: embedded store is closed", idempotency.ErrNotApplied)
+	}
+	if s.openErr != nil && time.Since(s.openedAt) < reopenInterval {
+		return nil, s.openErr
+	}
+	db, err := openFile(s.path)
+	s.openedAt = time.Now()
+	if err != nil {
+		s.openErr = fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
+		return nil, s.openErr
+	}
+	s.db, s.openErr = db, nil
+	s.work.Go(func() { s.commitLoop(db) })
+	s.work.Go(s.sweepLoop)
+	return db, nil
+}
+
+func openFile(path string) (*bolt.DB, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("create directory of embedded store: %w", err)
+	}
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: lockTimeout})
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("embedded store %s is in use by another process: the file can be used by one gateway at a time", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open embedded store %s: %w", path, err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		if _, err := tx.CreateBucketIfNotExists(recordsBucket); err != nil {
+			return err
+		}
+		_, err := tx.CreateBucketIfNotExists(expiryBucket)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare embedded store %s: %w", path, err), db.Close())
+	}
+	return db, nil
+}
+
+// Now returns the machine's clock, and opens the file if it is not open.
+func (s *Store) Now(context.Context) (time.Time, error) {
+	_, err := s.open()
+	return s.now().Truncate(time.Millisecond), err
+}
+
+// Claim implements idempotency.Store.
+func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.ClaimReply, error) {
+	return change(ctx, s, func(r *records) (idempotency.ClaimReply, error) { return claim(r, c) })
+}
+
+func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
+	record, found, err := r.get(c.ID)
+	if err != nil {
+		return idempotency.ClaimReply{}, err
+	}
+	reply := idempotency.ClaimReply{Now: r.now}
+	created := r.now
+	if found {
+		created = record.CreatedAt
+		mine := record.Token == c.Token && record.State == idempotency.InProgress
+		switch state := record.StateAt(r.now); {
+		case mine:
+		case record.Fingerprint != c.Fingerprint:
+			reply.Verdict = idempotency.OtherRequest
+			return reply, nil
+		case state == idempotency.Completed:
+			reply.Verdict, reply.Record = idempotency.AlreadyCompleted, record
+			return reply, nil
+		case state == idempotency.InProgress:
+			reply.Verdict, reply.Record = idempotency.StillInProgress, record
+			return reply, nil
+		case !c.TakeOver:
+			reply.Verdict, reply.Record = idempotency.AlreadyUncertain, record
+			return reply, nil
+		}
+	}
+	if r.now.After(c.NotAfter) {
+		reply.Verdict = idempotency.TooLate
+		return reply, nil
+	}
+	reply.Verdict = idempotency.Claimed
+	return reply, r.put(c.ID, idempotency.Record{
+		State:       idempotency.InProgress,
+		Token:       c.Token,
+		Fingerprint: c.Fingerprint,
+		CreatedAt:   created,
+		ChangedAt:   r.now,
+		LeaseUntil:  r.now.Add(c.Lease),
+		Retention:   c.Retention,
+		Payload:     c.Payload,
+	})
+}
+
+// Renew implements idempotency.Store. The renewals share one commit.
+func (s *Store) Renew(ctx context.Context, renewals []idempotency.Renewal) ([]idempotency.Reply, error) {
+	return change(ctx, s, func(r *records) ([]idempotency.Reply, error) {
+		replies := make([]idempotency.Reply, len(renewals))
+		for i, renewal := range renewals {
+			replies[i].Now = r.now
+			record, found, err := r.get(renewal.ID)
+			if err != nil {
+				continue // one record that cannot be read must not cost the others their lease
+			}
+			if !found || record.Token != renewal.Token || record.StateAt(r.now) != idempotency.InProgress {
+				continue
+			}
+			record.LeaseUntil = r.now.Add(renewal.Lease)
+			if err := r.put(renewal.ID, record); err != nil {
+				return nil, err
+			}
+			replies[i].Applied = true
+		}
+		return replies, nil
+	})
+}
+
+// Complete implements idempotency.Store.
+func (s *Store) Complete(ctx context.Context, e idempotency.Ending) (idempotency.Reply, error) {
+	return s.end(ctx, e.ID, e.Token, func(r *records, record idempotency.Record) (bool, error) {
+		if record.State == idempotency.Completed {
+			return true, nil
+		}
+		record.State, record.ChangedAt, record.Payload = idempotency.Completed, r.now, e.Payload
+		return true, r.put(e.ID, record)
+	})
+}
+
+// MarkUncertain implements idempotency.Store.
+func (s *Store) MarkUncertain(ctx context.Context, e idempotency.Ending) (idempotency.Reply, error) {
+	return s.end(ctx, e.ID, e.Token, func(r *records, record idempotency.Record) (bool, error) {
+		if record.State != idempotency.InProgress {
+			return record.State == idempotency.Uncertain, nil
+		}
+		record.State, record.ChangedAt, record.Payload = idempotency.Uncertain, r.now, e.Payload
+		return true, r.put(e.ID, record)
+	})
+}
+
+// Release implements idempotency.Store.
+func (s *Store) Release(ctx context.Context, id idempotency.RecordID, token idempotency.Token) (idempotency.Reply, error) {
+	return s.end(ctx, id, token, func(r *records, record idempotency.Record) (bool, error) {
+		if record.State == idempotency.Completed {
+			return false, nil
+		}
+		return true, r.delete(id, record)
+	})
+}
+
+// end carries out a transition on a record that has the token.
+func (s *Store) end(
+	ctx context.Context, id idempotency.RecordID, token idempotency.Token,
+	transition func(*records, idempotency.Record) (applied bool, err error),
+) (idempotency.Reply, error) {
+	return change(ctx, s, func(r *records) (idempotency.Reply, error) {
+		reply := idempotency.Reply{Now: r.now}
+		record, found, err := r.get(id)
+		if err != nil || !found || record.Token != token {
+			return reply, err
+		}
+		reply.Applied, err = transition(r, record)
+		return reply, err
+	})
+}
+
+// Get implements idempotency.Store.
+func (s *Store) Get(_ context.Context, id idempotency.RecordID) (idempotency.Record, bool, error) {
+	db, err := s.open()
+	if err != nil {
+		return idempotency.Record{}, false, err
+	}
+	var record idempotency.Record
+	var found bool
+	err = db.View(func(tx *bolt.Tx) error {
+		var err error
+		record, found, err = s.view(tx).get(id)
+		return err
+	})
+	return record, found, err
+}
+
+// Close waits for running work and closes the file.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	db := s.db
+	s.db = nil
+	s.mu.Unlock()
+	close(s.done)
+	s.work.Wait()
+	if db == nil {
+		return nil
+	}
+	return db.Close()
+}
+
+// records are the buckets within one transaction, at one moment.
+type records struct {
+	byID, byExpiry *bolt.Bucket
+	now            time.Time
+}
+
+func (s *Store) view(tx *bolt.Tx) *records {
+	return &records{tx.Bucket(recordsBucket), tx.Bucket(expiryBucket), s.now().Truncate(time.Millisecond)}
+}
+
+// get returns the record, if there is one that has not expired.
+func (r *records) get(id idempotency.RecordID) (idempotency.Record, bool, error) {
+	record, found, err := r.stored(id)
+	if err != nil || !found || !r.now.Before(record.ExpiresAt()) {
+		return idempotency.Record{}, false, err
+	}
+	return record, true, nil
+}
+
+func (r *records) stored(id idempotency.RecordID) (idempotency.Record, bool, error) {
+	value := r.byID.Get([]byte(id))
+	if value == nil {
+		return idempotency.Record{}, false, nil
+	}
+	var record idempotency.Record
+	if err := record.UnmarshalBinary(value); err != nil {
+		return idempotency.Record{}, false, err
+	}
+	return record, true, nil
+}
+
+// put writes the record and moves its one entry in the expiry bucket.
+func (r *records) put(id idempotency.RecordID, record idempotency.Record) error {
+	old, found, err := r.stored(id)
+	if err != nil {
+		return err
+	}
+	if found {
+		if err := r.byExpiry.Delete(expiryKey(old.ExpiresAt(), id)); err != nil {
+			return err
+		}
+	}
+	value, err := record.AppendBinary(nil)
+	if err != nil {
+		return err
+	}
+	if err := r.byID.Put([]byte(id), value); err != nil {
+		return err
+	}
+	return r.byExpiry.Put(expiryKey(record.ExpiresAt(), id), nil)
+}
+
+func (r *records) delete(id idempotency.RecordID, record idempotency.Record) error {
+	if err := r.byID.Delete([]byte(id)); err != nil {
+		return err
+	}
+	return r.byExpiry.Delete(expiryKey(record.ExpiresAt(), id))
+}
+
+func expiryKey(at time.Time, id idempotency.RecordID) []byte {
+	return append(binary.BigEndian.AppendUint64(nil, uint64(at.UnixMilli())), id...)
+}

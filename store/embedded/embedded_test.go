@@ -1,0 +1,239 @@
+package embedded_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/store/embedded"
+	"github.com/caddy-idempotency/caddy-idempotency/store/storetest"
+)
+
+func TestStore(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Fixture {
+		path := filepath.Join(t.TempDir(), "new", "directory", "idempotency.db")
+		store := embedded.New(embedded.Config{Path: path})
+		closeStore := func() {
+			if store == nil {
+				return
+			}
+			if err := store.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+			store = nil
+		}
+		t.Cleanup(closeStore)
+		return storetest.Fixture{
+			Store: store,
+			Corrupt: func(t *testing.T, id idempotency.RecordID, value []byte) {
+				t.Helper()
+				if err := embedded.Corrupt(store, id, value); err != nil {
+					t.Fatal(err)
+				}
+			},
+			Reopen: func(t *testing.T) idempotency.Store {
+				closeStore()
+				reopened := embedded.New(embedded.Config{Path: path})
+				t.Cleanup(func() { _ = reopened.Close() })
+				return reopened
+			},
+		}
+	})
+}
+
+func claimOf(key string) idempotency.Claim {
+	return idempotency.Claim{
+		ID:    idempotency.NewRecordID("", nil, idempotency.Key(key)),
+		Token: idempotency.NewToken(), Lease: time.Minute, Retention: time.Hour,
+		NotAfter: time.Now().Add(time.Hour), Payload: []byte("payload"),
+	}
+}
+
+// What was acknowledged is on the disk: a copy of the file at that moment has
+// it, without an orderly end of the process.
+func TestAcknowledgedIsOnDisk(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "idempotency.db")
+	store := embedded.New(embedded.Config{Path: path})
+	t.Cleanup(func() { _ = store.Close() })
+	c := claimOf("k")
+	if _, err := store.Claim(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := filepath.Join(dir, "copy.db")
+	if err := os.WriteFile(copied, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	after := embedded.New(embedded.Config{Path: copied})
+	t.Cleanup(func() { _ = after.Close() })
+	r, found, err := after.Get(context.Background(), c.ID)
+	if err != nil || !found || r.Token != c.Token {
+		t.Errorf("the copy has the record %t, error %v", found, err)
+	}
+}
+
+// TestSecondProcess runs the test binary again as the second process.
+func TestSecondProcess(t *testing.T) {
+	const variable = "EMBEDDED_TEST_PATH"
+	if path := os.Getenv(variable); path != "" {
+		store := embedded.New(embedded.Config{Path: path})
+		defer store.Close()
+		_, err := store.Claim(context.Background(), claimOf("k"))
+		fmt.Printf("second process: not applied %t: %v\n", errors.Is(err, idempotency.ErrNotApplied), err)
+		return
+	}
+	path := filepath.Join(t.TempDir(), "idempotency.db")
+	store := embedded.New(embedded.Config{Path: path})
+	if _, err := store.Claim(context.Background(), claimOf("k")); err != nil {
+		t.Fatal(err)
+	}
+	run := func() string {
+		t.Helper()
+		cmd := exec.Command(os.Args[0], "-test.run", "^TestSecondProcess$")
+		cmd.Env = append(os.Environ(), variable+"="+path)
+		output, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("second process: %v\n%s", err, output)
+		}
+		return string(output)
+	}
+	if got := run(); !strings.Contains(got, "not applied true") || !strings.Contains(got, path+" is in use by another process") {
+		t.Errorf("the second process said:\n%s", got)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(); !strings.Contains(got, "not applied false: <nil>") {
+		t.Errorf("after the first had closed, the second process said:\n%s", got)
+	}
+}
+
+// A file that cannot be opened now can be opened later, without a restart.
+func TestOpensLater(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "blocked", "idempotency.db")
+	if err := os.WriteFile(filepath.Join(dir, "blocked"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store := embedded.New(embedded.Config{Path: path})
+	t.Cleanup(func() { _ = store.Close() })
+	if _, err := store.Claim(context.Background(), claimOf("k")); !errors.Is(err, idempotency.ErrNotApplied) {
+		t.Fatalf("Claim gave %v, want ErrNotApplied", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "blocked")); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		_, err := store.Claim(context.Background(), claimOf("k"))
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("Claim still gives %v", err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// clock is a clock that the test moves.
+type clock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *clock) Advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}
+
+// Expired records leave the file, and the others stay, while traffic flows.
+func TestSweep(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "idempotency.db")
+	clock := &clock{now: time.Now()}
+	store := embedded.New(embedded.Config{Path: path, Now: clock.Now, SweepInterval: 5 * time.Millisecond})
+	var wg sync.WaitGroup
+	for i := range 1000 {
+		wg.Go(func() {
+			c := claimOf(fmt.Sprint("short", i))
+			c.Lease, c.Retention = time.Second, time.Second
+			if _, err := store.Claim(context.Background(), c); err != nil {
+				t.Errorf("Claim: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	kept := claimOf("kept")
+	if _, err := store.Claim(context.Background(), kept); err != nil {
+		t.Fatal(err)
+	}
+	clock.Advance(3 * time.Second)
+	renewed, err := store.Renew(context.Background(), []idempotency.Renewal{{ID: kept.ID, Token: kept.Token, Lease: time.Hour}})
+	if err != nil || !renewed[0].Applied {
+		t.Fatalf("Renew: %+v, %v", renewed, err)
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for embedded.Stored(store) != [2]int{1, 1} {
+		if time.Now().After(deadline) {
+			t.Fatalf("the file still has %v records and expiry entries, want one of each", embedded.Stored(store))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if _, found, err := store.Get(context.Background(), kept.ID); err != nil || !found {
+		t.Errorf("the record that had not expired: found %t, error %v", found, err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// The file is closed: another store can have it at once.
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second})
+	if err != nil {
+		t.Fatalf("open after Close: %v", err)
+	}
+	_ = db.Close()
+}
+
+// Concurrent changes share commits: one by one they would take more than two
+// writes to the file each.
+func TestChangesShareCommits(t *testing.T) {
+	store := embedded.New(embedded.Config{Path: filepath.Join(t.TempDir(), "idempotency.db")})
+	t.Cleanup(func() { _ = store.Close() })
+	if _, err := store.Now(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	before := embedded.DiskWrites(store)
+	const writes = 400
+	var wg sync.WaitGroup
+	for i := range writes {
+		wg.Go(func() {
+			if _, err := store.Claim(context.Background(), claimOf(fmt.Sprint(i))); err != nil {
+				t.Errorf("Claim: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := embedded.DiskWrites(store) - before; n > writes {
+		t.Errorf("%d concurrent changes took %d writes to the file", writes, n)
+	}
+}

@@ -1,0 +1,35 @@
+-- KEYS[1]  the record
+-- ARGV[1]  token of the attempt, 16 bytes
+-- ARGV[2]  fingerprint, 32 bytes
+-- ARGV[3]  lease, ms
+-- ARGV[4]  retention, ms
+-- ARGV[5]  '1' to take over an uncertain record
+-- ARGV[6]  not after, Unix ms of this server's clock
+-- ARGV[7]  payload
+-- Result: 'claimed'; 'completed', 'in_progress' or 'uncertain' with the record
+-- as sixth element; 'other_request'; 'too_late'.
+--
+-- It runs without flags on purpose: a server over maxmemory then refuses the
+-- SET, and still answers replays.
+
+local token, fingerprint = ARGV[1], ARGV[2]
+local lease, retention, not_after = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[6])
+
+local record, unreadable = read()
+if unreadable then return unreadable end
+
+local mine = record and record.state == 'p' and record.token == token
+if record and not mine then
+  if record.fingerprint ~= fingerprint then return reply('claim', token, 'other_request') end
+  if record.state == 'c' then return reply('claim', token, 'completed', record.value) end
+  if record.state == 'p' and now < record.lease_until then
+    return reply('claim', token, 'in_progress', record.value)
+  end
+  if ARGV[5] ~= '1' then return reply('claim', token, 'uncertain', record.value) end
+end
+
+if now > not_after then return reply('claim', token, 'too_late') end
+local created = now
+if record then created = record.created end
+write('p', token, fingerprint, created, now, now + lease, retention, ARGV[7])
+return reply('claim', token, 'claimed')

@@ -1,0 +1,55 @@
+-- Read before each script. The binary form of a record is documented in
+-- idempotency/record.go; these are the same offsets, counted from 1.
+--
+-- Every reply is {operation, record key, token, now in Unix ms, result, ...}:
+-- it names what was asked, so that a reply that belongs to another question is
+-- noticed. A value that is not understood is an error and is left alone; the
+-- error starts with UNREADABLE.
+
+local HEADER = 82
+local VERSION = 1
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function reply(operation, token, result, ...)
+  return {operation, KEYS[1], token, tostring(now), result, ...}
+end
+
+-- The record under KEYS[1] as a table, nil if there is none, or an error reply
+-- as the second result.
+local function read()
+  local value = redis.pcall('GET', KEYS[1])
+  if not value then return nil end
+  if type(value) == 'table' then
+    return nil, redis.error_reply('UNREADABLE record is not a string')
+  end
+  if #value < HEADER or string.byte(value, 1) ~= VERSION then
+    return nil, redis.error_reply('UNREADABLE record has an unknown version')
+  end
+  local state = string.sub(value, 2, 2)
+  if state ~= 'p' and state ~= 'c' and state ~= 'u' then
+    return nil, redis.error_reply('UNREADABLE record has an unknown state')
+  end
+  local created, changed, lease_until, retention = struct.unpack('>I8I8I8I8', value, 51)
+  return {
+    value = value,
+    state = state,
+    token = string.sub(value, 3, 18),
+    fingerprint = string.sub(value, 19, 50),
+    created = created,
+    changed = changed,
+    lease_until = lease_until,
+    retention = retention,
+  }
+end
+
+-- Writes a record; the time to live is counted as Record.ExpiresAt does.
+local function write(state, token, fingerprint, created, changed, lease_until, retention, payload)
+  local expires = changed + retention
+  if state == 'p' then expires = lease_until + retention end
+  redis.call('SET', KEYS[1],
+    string.char(VERSION) .. state .. token .. fingerprint ..
+    struct.pack('>I8I8I8I8', created, changed, lease_until, retention) .. payload,
+    'PX', string.format('%d', math.max(1, expires - now)))
+end

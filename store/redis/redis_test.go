@@ -1,0 +1,236 @@
+package redis_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
+	"github.com/caddy-idempotency/caddy-idempotency/store/storetest"
+)
+
+func TestStore(t *testing.T) {
+	server := redistest.Start(t)
+	storetest.Run(t, func(t *testing.T) storetest.Fixture {
+		open := func(t *testing.T) idempotency.Store {
+			store := redis.New(redis.Config{Address: server.Address, Prefix: t.Name(), Timeout: 10 * time.Second})
+			t.Cleanup(func() {
+				if err := store.Close(); err != nil {
+					t.Errorf("Close: %v", err)
+				}
+			})
+			return store
+		}
+		prefix := t.Name()
+		return storetest.Fixture{
+			Store: open(t),
+			Corrupt: func(t *testing.T, id idempotency.RecordID, value []byte) {
+				if err := server.Client.Set(context.Background(), prefix+":"+string(id), value, time.Minute).Err(); err != nil {
+					t.Fatal(err)
+				}
+			},
+			Reopen: open,
+		}
+	})
+}
+
+func newStore(t *testing.T, config redis.Config) *redis.Store {
+	t.Helper()
+	store := redis.New(config)
+	t.Cleanup(func() { _ = store.Close() })
+	return store
+}
+
+func claim(store idempotency.Store, key string) (idempotency.Claim, error) {
+	c := idempotency.Claim{
+		ID:    idempotency.NewRecordID("", nil, idempotency.Key(key)),
+		Token: idempotency.NewToken(), Lease: time.Minute, Retention: time.Hour,
+		NotAfter: time.Now().Add(time.Hour), Payload: []byte("payload"),
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	reply, err := store.Claim(ctx, c)
+	if err == nil && reply.Verdict != idempotency.Claimed {
+		err = errors.New("not claimed")
+	}
+	return c, err
+}
+
+func complete(store idempotency.Store, c idempotency.Claim) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	reply, err := store.Complete(ctx, idempotency.Ending{ID: c.ID, Token: c.Token, Payload: []byte("done")})
+	if err == nil && !reply.Applied {
+		err = errors.New("not applied")
+	}
+	return err
+}
+
+// A list under a record's name is as unreadable as a foreign string.
+func TestUnreadableType(t *testing.T) {
+	server := redistest.Start(t)
+	store := newStore(t, redis.Config{Address: server.Address})
+	id := idempotency.NewRecordID("", nil, "k")
+	if err := server.Client.LPush(context.Background(), "idempotency:"+string(id), "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := claim(store, "k"); !errors.Is(err, idempotency.ErrUnreadable) {
+		t.Errorf("Claim gave %v, want ErrUnreadable", err)
+	}
+	if _, _, err := store.Get(context.Background(), id); !errors.Is(err, idempotency.ErrUnreadable) {
+		t.Errorf("Get gave %v, want ErrUnreadable", err)
+	}
+}
+
+func TestScriptFlush(t *testing.T) {
+	server := redistest.Start(t)
+	store := newStore(t, redis.Config{Address: server.Address})
+	flush := func() {
+		t.Helper()
+		if err := server.Client.ScriptFlush(context.Background()).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flush()
+	c, err := claim(store, "k")
+	if err != nil {
+		t.Fatalf("Claim: %v", err)
+	}
+	flush()
+	replies, err := store.Renew(context.Background(), []idempotency.Renewal{{ID: c.ID, Token: c.Token, Lease: time.Minute}})
+	if err != nil || !replies[0].Applied {
+		t.Fatalf("Renew: %+v, %v", replies, err)
+	}
+	flush()
+	if err := complete(store, c); err != nil {
+		t.Fatalf("Complete: %v", err)
+	}
+}
+
+// A full server refuses claims, and takes what running attempts come to.
+func TestMaxmemory(t *testing.T) {
+	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
+	store := newStore(t, redis.Config{Address: server.Address})
+	running, err := claim(store, "running")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, err := claim(store, "done")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := complete(store, done); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Client.ConfigSet(context.Background(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := claim(store, "new"); !errors.Is(err, idempotency.ErrNotApplied) {
+		t.Errorf("a claim gave %v, want ErrNotApplied", err)
+	}
+	replies, err := store.Renew(context.Background(), []idempotency.Renewal{{ID: running.ID, Token: running.Token, Lease: time.Minute}})
+	if err != nil || !replies[0].Applied {
+		t.Errorf("Renew: %+v, %v", replies, err)
+	}
+	if err := complete(store, running); err != nil {
+		t.Errorf("Complete: %v", err)
+	}
+	done.Token = idempotency.NewToken()
+	reply, err := store.Claim(context.Background(), done)
+	if err != nil || reply.Verdict != idempotency.AlreadyCompleted {
+		t.Errorf("a replay gave verdict %d, error %v", reply.Verdict, err)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	t.Run("nobody listens", func(t *testing.T) {
+		store := newStore(t, redis.Config{Address: "127.0.0.1:1"})
+		if _, err := claim(store, "k"); !errors.Is(err, idempotency.ErrNotApplied) {
+			t.Errorf("Claim gave %v, want ErrNotApplied", err)
+		}
+	})
+	t.Run("wrong password", func(t *testing.T) {
+		server := redistest.Start(t, "--requirepass", "right-password")
+		store := newStore(t, redis.Config{Address: server.Address, Password: "wrong-password"})
+		_, err := claim(store, "k")
+		if !errors.Is(err, idempotency.ErrNotApplied) {
+			t.Errorf("Claim gave %v, want ErrNotApplied", err)
+		}
+		if err == nil || strings.Contains(err.Error(), "wrong-password") {
+			t.Error("the error has the password")
+		}
+		store = newStore(t, redis.Config{Address: server.Address, Password: "right-password"})
+		if _, err := claim(store, "k"); err != nil {
+			t.Errorf("Claim with the right password: %v", err)
+		}
+	})
+	t.Run("frozen server", func(t *testing.T) {
+		server := redistest.Start(t)
+		store := newStore(t, redis.Config{Address: server.Address, Timeout: 100 * time.Millisecond})
+		if _, err := claim(store, "first"); err != nil {
+			t.Fatal(err)
+		}
+		server.Freeze(t)
+		_, err := claim(store, "k")
+		server.Thaw(t)
+		if err == nil || errors.Is(err, idempotency.ErrNotApplied) {
+			t.Errorf("Claim gave %v, want an error that leaves open whether it was applied", err)
+		}
+	})
+}
+
+func TestUnixSocketAndDatabase(t *testing.T) {
+	server := redistest.Start(t)
+	config, err := redis.ParseAddress("unix://" + server.Socket() + "?db=3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := newStore(t, config)
+	if _, err := claim(store, "k"); err != nil {
+		t.Fatal(err)
+	}
+	keyspace, err := server.Client.Info(context.Background(), "keyspace").Result()
+	if err != nil || !strings.Contains(keyspace, "db3:keys=1") {
+		t.Errorf("the record is not in database 3: %q, %v", keyspace, err)
+	}
+}
+
+func TestParseAddress(t *testing.T) {
+	for _, test := range []struct {
+		address string
+		want    redis.Config
+		tls     bool
+		wantErr string
+	}{
+		{address: "localhost:6379", want: redis.Config{Address: "localhost:6379"}},
+		{address: "[::1]:6379", want: redis.Config{Address: "[::1]:6379"}},
+		{address: "redis://localhost", want: redis.Config{Network: "tcp", Address: "localhost:6379"}},
+		{address: "redis://u:p@h:1/2", want: redis.Config{Network: "tcp", Address: "h:1", Username: "u", Password: "p", DB: 2}},
+		{address: "rediss://h:1", want: redis.Config{Network: "tcp", Address: "h:1"}, tls: true},
+		{address: "unix:///run/redis.sock", want: redis.Config{Network: "unix", Address: "/run/redis.sock"}},
+		{address: "localhost", wantErr: "not host:port"},
+		{address: "http://localhost:6379", wantErr: "not a valid"},
+		{address: "redis://u:secret@h:1/x/y", wantErr: "not a valid"},
+		{address: "redis://h:1?pool_size=3", wantErr: "query"},
+	} {
+		got, err := redis.ParseAddress(test.address)
+		if test.wantErr != "" {
+			if err == nil || !strings.Contains(err.Error(), test.wantErr) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("ParseAddress(%q) gave error %v, want %q and no password", test.address, err, test.wantErr)
+			}
+			continue
+		}
+		if (got.TLS != nil) != test.tls {
+			t.Errorf("ParseAddress(%q) has TLS %t", test.address, got.TLS != nil)
+		}
+		got.TLS = nil
+		if err != nil || got != test.want {
+			t.Errorf("ParseAddress(%q) = %+v, %v; want %+v", test.address, got, err, test.want)
+		}
+	}
+}

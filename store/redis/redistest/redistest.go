@@ -1,0 +1,160 @@
+// Package redistest runs redis-server processes for tests: real ones, on free
+// ports of the loopback interface, each with a directory of its own.
+package redistest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// Server is one redis-server process.
+type Server struct {
+	// Address is host:port.
+	Address string
+	// Client is connected to the server, for what a test wants to see or spoil.
+	Client *goredis.Client
+
+	args []string
+	log  *syncBuffer
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+// Start runs a redis-server with an append-only file that is fsynced every
+// second, and the given further options ("--maxmemory", "10mb"). It ends with
+// the test.
+func Start(t testing.TB, options ...string) *Server {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Fatal("redis-server is not installed; ./xcaddy.sh test installs it")
+	}
+	port := freePort(t)
+	dir := t.TempDir()
+	s := &Server{
+		Address: fmt.Sprintf("127.0.0.1:%d", port),
+		log:     &syncBuffer{},
+		args: append([]string{
+			"--bind", "127.0.0.1", "--port", fmt.Sprint(port), "--dir", dir,
+			"--unixsocket", filepath.Join(dir, "redis.sock"),
+			"--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
+			"--enable-debug-command", "yes",
+		}, options...),
+	}
+	s.Client = goredis.NewClient(&goredis.Options{Addr: s.Address, MaxRetries: -1})
+	t.Cleanup(func() {
+		_ = s.Client.Close()
+		s.Stop(t)
+	})
+	s.Run(t)
+	return s
+}
+
+// Socket is the path of the server's unix socket.
+func (s *Server) Socket() string { return s.args[7] }
+
+// Run starts the process, anew after Kill or Stop with the data that it kept,
+// and returns when it answers.
+func (s *Server) Run(t testing.TB) {
+	t.Helper()
+	s.cmd = exec.Command("redis-server", s.args...)
+	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+	if err := s.cmd.Start(); err != nil {
+		t.Fatalf("start redis-server: %v", err)
+	}
+	s.done = make(chan struct{})
+	go func(cmd *exec.Cmd, done chan struct{}) {
+		_ = cmd.Wait() // how it ended shows in its log
+		close(done)
+	}(s.cmd, s.done)
+
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := s.Client.Ping(context.Background()).Err()
+		if err == nil || goredis.HasErrorPrefix(err, "NOAUTH") {
+			return
+		}
+		select {
+		case <-s.done:
+			t.Fatalf("redis-server ended at once:\n%s", s.log.String())
+		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("redis-server does not answer: %v\n%s", err, s.log.String())
+		}
+	}
+}
+
+// Stop ends the process in an orderly way and waits for its end.
+func (s *Server) Stop(t testing.TB) { s.end(t, syscall.SIGTERM) }
+
+// Kill ends the process at once and waits for its end.
+func (s *Server) Kill(t testing.TB) { s.end(t, syscall.SIGKILL) }
+
+func (s *Server) end(t testing.TB, signal os.Signal) {
+	t.Helper()
+	if s.cmd == nil {
+		return
+	}
+	_ = s.cmd.Process.Signal(signal)          // it may have ended already
+	_ = s.cmd.Process.Signal(syscall.SIGCONT) // a frozen process does not take a SIGTERM
+	select {
+	case <-s.done:
+	case <-time.After(10 * time.Second):
+		_ = s.cmd.Process.Kill()
+		<-s.done
+		t.Error("redis-server did not end within ten seconds")
+	}
+	s.cmd = nil
+}
+
+// Freeze stops the process without ending it; Thaw lets it go on.
+func (s *Server) Freeze(t testing.TB) { s.signal(t, syscall.SIGSTOP) }
+
+// Thaw lets a frozen process go on.
+func (s *Server) Thaw(t testing.TB) { s.signal(t, syscall.SIGCONT) }
+
+func (s *Server) signal(t testing.TB, signal os.Signal) {
+	t.Helper()
+	if err := s.cmd.Process.Signal(signal); err != nil {
+		t.Fatalf("signal redis-server: %v", err)
+	}
+}
+
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// syncBuffer is a buffer that a process can write and a test can read.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}

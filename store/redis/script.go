@@ -1,0 +1,148 @@
+package redis
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // EVALSHA names scripts by SHA-1; nothing is secured by it.
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+var (
+	//go:embed lua/record.lua
+	recordLua string
+	//go:embed lua/claim.lua
+	claimLua string
+	//go:embed lua/renew.lua
+	renewLua string
+	//go:embed lua/complete.lua
+	completeLua string
+	//go:embed lua/uncertain.lua
+	uncertainLua string
+	//go:embed lua/release.lua
+	releaseLua string
+)
+
+// allowOOM lets a script write on a server that is over maxmemory: a full
+// server may refuse a claim, never an acceptance.
+const allowOOM = "#!lua flags=allow-oom\n"
+
+var (
+	claimScript     = newScript("claim", recordLua+claimLua)
+	renewScript     = newScript("renew", allowOOM+recordLua+renewLua)
+	completeScript  = newScript("complete", allowOOM+recordLua+completeLua)
+	uncertainScript = newScript("uncertain", allowOOM+recordLua+uncertainLua)
+	releaseScript   = newScript("release", allowOOM+recordLua+releaseLua)
+)
+
+// script is a Lua script and its name on the server. go-redis's own Script is
+// not used because it gives no way to mark the command as sent once.
+type script struct {
+	operation string
+	source    string
+	sha1      string
+}
+
+func newScript(operation, source string) script {
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // see above
+	return script{operation, source, hex.EncodeToString(sum[:])}
+}
+
+// sentOnce is a command that go-redis sends once. Without it the client
+// re-sends on time-outs, and on a Cluster even with MaxRetries: -1.
+type sentOnce struct{ *goredis.Cmd }
+
+func (sentOnce) NoRetry() bool { return true }
+
+func (s script) bySHA(ctx context.Context, key string, args ...any) sentOnce {
+	return s.command(ctx, "evalsha", s.sha1, key, args)
+}
+
+func (s script) bySource(ctx context.Context, key string, args ...any) sentOnce {
+	return s.command(ctx, "eval", s.source, key, args)
+}
+
+func (script) command(ctx context.Context, name, body, key string, args []any) sentOnce {
+	return sentOnce{goredis.NewCmd(ctx, append([]any{name, body, 1, key}, args...)...)}
+}
+
+// run sends the script, by its source if the server does not know it yet. No
+// other error is a reason to send again.
+func (s script) run(ctx context.Context, client *goredis.Client, key string, args ...any) sentOnce {
+	cmd := s.bySHA(ctx, key, args...)
+	_ = client.Process(ctx, cmd)
+	if isNoScript(cmd.Err()) {
+		cmd = s.bySource(ctx, key, args...)
+		_ = client.Process(ctx, cmd)
+	}
+	return cmd
+}
+
+func isNoScript(err error) bool { return goredis.HasErrorPrefix(err, "NOSCRIPT") }
+
+// answer is what every script returns.
+type answer struct {
+	now    time.Time
+	result string
+	record string
+}
+
+// errForeignReply means that the server answered another question. The
+// connection is out of step, and every later reply on it would be, too.
+var errForeignReply = errors.New("redis: the server's reply does not belong to the question")
+
+// parse checks that the reply belongs to this script, record and token.
+func (s script) parse(cmd sentOnce, key string, token idempotency.Token) (answer, error) {
+	reply, err := cmd.Slice()
+	if err != nil {
+		return answer{}, translate(err)
+	}
+	text := make([]string, len(reply))
+	for i, element := range reply {
+		t, ok := element.(string)
+		if !ok {
+			return answer{}, errForeignReply
+		}
+		text[i] = t
+	}
+	if len(text) < 5 || text[0] != s.operation || text[1] != key || text[2] != string(token[:]) {
+		return answer{}, errForeignReply
+	}
+	ms, err := strconv.ParseInt(text[3], 10, 64)
+	if err != nil {
+		return answer{}, errForeignReply
+	}
+	a := answer{now: time.UnixMilli(ms), result: text[4]}
+	if len(text) > 5 {
+		a.record = text[5]
+	}
+	return a, nil
+}
+
+// translate gives a driver's error the meaning that idempotency.Store asks for.
+func translate(err error) error {
+	if err == nil {
+		return nil
+	}
+	var fromServer goredis.Error
+	if errors.As(err, &fromServer) {
+		if strings.HasPrefix(err.Error(), "UNREADABLE") {
+			return fmt.Errorf("%w: redis: %w", idempotency.ErrUnreadable, err)
+		}
+		// The server answered with an error. Scripts write last, so nothing
+		// was written.
+		return fmt.Errorf("%w: redis: %w", idempotency.ErrNotApplied, err)
+	}
+	if neverSent(err) {
+		return fmt.Errorf("%w: redis: %w", idempotency.ErrNotApplied, err)
+	}
+	return fmt.Errorf("redis: %w", err)
+}
