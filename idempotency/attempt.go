@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"net/http"
 	"sync/atomic"
 	"time"
 )
@@ -24,27 +25,9 @@ type Attempt struct {
 // ID returns the record's id.
 func (a *Attempt) ID() RecordID { return a.id }
 
-// Conclusion is what an attempt came to.
-type Conclusion int
-
-const (
-	// ConcludedAccepted: the acceptance is stored, or will be.
-	ConcludedAccepted Conclusion = iota + 1
-	// ConcludedRefused: the provider answered that it did not accept; the key
-	// is free.
-	ConcludedRefused
-	// ConcludedNotAccepted: as refused, by a 2xx that the configuration does
-	// not count as acceptance.
-	ConcludedNotAccepted
-	// ConcludedNeverSent: nothing reached the provider; the key is free.
-	ConcludedNeverSent
-	// ConcludedUnknown: the record is uncertain.
-	ConcludedUnknown
-)
-
 // Conclude classifies what came of the attempt and stores it, in one round
-// trip. It must be called once, before the caller sees the end of the answer,
-// and does not depend on any request's context.
+// trip. An attempt is concluded once, before the caller sees the end of the
+// answer. Conclude does not depend on any request's context.
 //
 // If the store fails, Conclude returns after its timeout and the engine goes
 // on trying in the background for as long as the record would live. An
@@ -59,8 +42,9 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 	// become somebody else's.
 	a.engine.leave(a)
 
-	switch a.policy.classify(r) {
-	case meansAccepted:
+	c = a.policy.classify(r)
+	switch c {
+	case ConcludedAccepted:
 		answer := &Answer{Status: r.Status, Unavailable: r.BodyNotKept}
 		if !answer.Unavailable {
 			answer.Header, answer.Body = replayHeader(r.Header), r.Body
@@ -68,22 +52,31 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 		details := a.details
 		details.Answer = answer
 		a.store(opComplete, details, r.Status)
-		return ConcludedAccepted, ""
-	case meansRefused:
+	case ConcludedRefused, ConcludedNotAccepted, ConcludedNeverSent:
 		a.store(opRelease, Details{}, 0)
-		return ConcludedRefused, ""
-	case meansNotAccepted:
-		a.store(opRelease, Details{}, 0)
-		return ConcludedNotAccepted, ""
-	case meansNeverSent:
-		a.store(opRelease, Details{}, 0)
-		return ConcludedNeverSent, ""
-	case meansUnknown:
+	case ConcludedUnknown:
+		reason = unknownReason(r)
+		details := a.details
+		details.Error = reason
+		a.store(opUncertain, details, 0)
 	}
-	details := a.details
-	details.Error = unknownReason(r)
-	a.store(opUncertain, details, 0)
-	return ConcludedUnknown, details.Error
+	return c, reason
+}
+
+// ConcludeStream is for an answer that has to be passed on before its end,
+// because its body is over the maximum or a stream. What its status alone
+// decides is concluded now: an acceptance, whose result is not kept, and an
+// unknown outcome. A refusal is one only when it has come to its end; then the
+// last result is false, and Conclude is still to be called.
+func (a *Attempt) ConcludeStream(status int, header http.Header) (c Conclusion, reason string, concluded bool) {
+	r := Result{Status: status, Header: header, Whole: true, BodyNotKept: true}
+	switch c := a.policy.classify(r); c {
+	case ConcludedAccepted, ConcludedUnknown:
+		c, reason = a.Conclude(r)
+		return c, reason, true
+	case ConcludedRefused, ConcludedNotAccepted, ConcludedNeverSent:
+	}
+	return 0, "", false
 }
 
 // store does one transition now, and leaves it to the keeper if that fails.

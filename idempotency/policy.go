@@ -82,38 +82,43 @@ type Result struct {
 	Panicked bool
 }
 
-// meaning is what a result says about the job.
-type meaning int
+// Conclusion is what an attempt came to.
+type Conclusion int
 
 const (
-	meansUnknown     meaning = iota // nobody can tell: the record becomes uncertain
-	meansAccepted                   // the provider has the job
-	meansRefused                    // the provider does not have it
-	meansNotAccepted                // a 2xx that the configuration does not count
-	meansNeverSent                  // nothing reached the provider
+	// ConcludedAccepted: the provider has the job. The acceptance is stored, or
+	// will be.
+	ConcludedAccepted Conclusion = iota + 1
+	// ConcludedRefused: the provider answered that it did not accept. The key
+	// is free.
+	ConcludedRefused
+	// ConcludedNotAccepted: as refused, by a 2xx that the configuration does
+	// not count as acceptance.
+	ConcludedNotAccepted
+	// ConcludedNeverSent: nothing reached the provider. The key is free.
+	ConcludedNeverSent
+	// ConcludedUnknown: nobody can tell. The record is uncertain.
+	ConcludedUnknown
 )
 
-// classify is the table of design section 5. Its order matters: what a result
-// does not prove stays unknown.
-func (p Policy) classify(r Result) meaning {
-	if r.Status == 0 {
-		if r.Sent == NeverSent {
-			return meansNeverSent
-		}
-		return meansUnknown
-	}
-	if containsStatus(p.StoreStatus, r.Status) && (r.Whole || r.BodyNotKept) {
-		return meansAccepted
-	}
+// classify is the table of what a provider's answer means. Its order matters:
+// what a result does not prove stays unknown.
+func (p Policy) classify(r Result) Conclusion {
 	switch {
+	case r.Status == 0 && r.Sent == NeverSent:
+		return ConcludedNeverSent
+	case r.Status == 0:
+		return ConcludedUnknown
+	case containsStatus(p.StoreStatus, r.Status) && (r.Whole || r.BodyNotKept):
+		return ConcludedAccepted
 	case !r.Whole:
-		return meansUnknown
+		return ConcludedUnknown
 	case 200 <= r.Status && r.Status <= 299:
-		return meansNotAccepted
+		return ConcludedNotAccepted
 	case containsStatus(p.RefusedStatus, r.Status) && !NeverRefusal(r.Status):
-		return meansRefused
+		return ConcludedRefused
 	default:
-		return meansUnknown
+		return ConcludedUnknown
 	}
 }
 

@@ -1,0 +1,204 @@
+// Package caddymodule puts the idempotency protocol into Caddy: configuration
+// in, outcomes out. What a request may do is decided in package idempotency.
+package caddymodule
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+func init() {
+	caddy.RegisterModule(App{})
+}
+
+// App keeps the store that all idempotency handlers of a configuration share.
+// Without it in the configuration, the handlers use the embedded store.
+//
+// Loading a configuration touches neither a server nor a file. A store that
+// cannot be reached makes submits with a key fail with status 503, until it can
+// be reached again.
+type App struct {
+	// Where records are kept. Default: the embedded store in Caddy's data
+	// directory.
+	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=idempotency.stores inline_key=module"`
+
+	engine   *sharedEngine
+	acquired bool
+	logger   *zap.Logger
+}
+
+// CaddyModule returns the Caddy module information.
+func (App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  appID,
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+const appID = "idempotency"
+
+// Provision sets up the store without opening it.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.logger = ctx.Logger()
+	if a.StoreRaw == nil {
+		a.StoreRaw = json.RawMessage(`{"module":"embedded"}`)
+	}
+	loaded, err := ctx.LoadModule(a, "StoreRaw")
+	if err != nil {
+		return fmt.Errorf("loading store: %w", err)
+	}
+	store, ok := loaded.(StoreModule)
+	if !ok {
+		return fmt.Errorf("store: module %T is not an idempotency store", loaded)
+	}
+	engine := newSharedEngine(store)
+	if err := engine.acquire(); err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	a.engine, a.acquired = engine, true
+	return nil
+}
+
+// Start does nothing: the store is opened by the first submit.
+func (a *App) Start() error { return nil }
+
+// Stop does nothing: attempts may still be running when Caddy stops its apps.
+func (a *App) Stop() error { return nil }
+
+// drainTimeout is how long a process that ends waits for outcomes that could
+// not be stored yet, after Caddy's own grace period.
+const drainTimeout = 2 * time.Second
+
+// Cleanup lets go of the store. Attempts of this configuration that still run
+// keep it open.
+func (a *App) Cleanup() error {
+	if !a.acquired {
+		return nil
+	}
+	a.acquired = false
+	if caddy.Exiting() {
+		a.drain()
+	}
+	return a.engine.release()
+}
+
+// drain says which attempts the ending process leaves behind.
+func (a *App) drain() {
+	engine, err := a.engine.get()
+	if err != nil {
+		return // nothing was ever opened
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	defer cancel()
+	alive, unstored := engine.Drain(ctx)
+	if len(alive) > 0 {
+		a.logger.Warn("stopping while submits are running; their outcome is unknown once their lease is over",
+			zap.Int("count", len(alive)), zap.Any("records", alive))
+	}
+	if len(unstored) > 0 {
+		a.logger.Error("stopping while outcomes are not stored; they are unknown once their lease is over",
+			zap.Int("count", len(unstored)), zap.Any("records", unstored))
+	}
+}
+
+// engines has the engine of each store that a configuration uses or an attempt
+// still needs, by the identity of the store. Old and new configuration share
+// an engine over a reload.
+var engines = caddy.NewUsagePool()
+
+// sharedEngine is a handle to an engine in the pool.
+type sharedEngine struct {
+	store StoreModule
+	key   string
+}
+
+func newSharedEngine(store StoreModule) *sharedEngine {
+	return &sharedEngine{store: store, key: storeKey(store)}
+}
+
+// pooledEngine is an engine in the pool. It captures nothing of a
+// configuration: it outlives the one that made it.
+type pooledEngine struct{ *idempotency.Engine }
+
+// Destruct closes the store, when neither a configuration nor the engine's own
+// work needs it.
+func (e pooledEngine) Destruct() error { return e.Close() }
+
+func (s *sharedEngine) load() (*idempotency.Engine, error) {
+	value, _, err := engines.LoadOrNew(s.key, func() (caddy.Destructor, error) {
+		store, err := s.store.Open()
+		if err != nil {
+			return nil, err
+		}
+		return pooledEngine{idempotency.NewEngine(idempotency.EngineConfig{
+			Store:        store,
+			StoreTimeout: s.store.OperationTimeout(),
+			Observer:     observer{},
+			// As long as the engine works by itself, it counts as a user.
+			Hold: func() func() {
+				if err := s.acquire(); err != nil {
+					return func() {}
+				}
+				return func() {
+					if err := s.release(); err != nil {
+						log().Error("closing store", zap.Error(err))
+					}
+				}
+			},
+		})}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return value.(pooledEngine).Engine, nil
+}
+
+// acquire adds a user. Each successful acquire needs one release.
+func (s *sharedEngine) acquire() error {
+	_, err := s.load()
+	return err
+}
+
+func (s *sharedEngine) release() error {
+	_, err := engines.Delete(s.key)
+	return err
+}
+
+// get returns the engine for somebody who knows that it has a user.
+func (s *sharedEngine) get() (*idempotency.Engine, error) {
+	engine, err := s.load()
+	if err != nil {
+		return nil, err
+	}
+	return engine, s.release()
+}
+
+// use returns the engine for one request, which may outlive its configuration
+// and must call the function at its end.
+func (s *sharedEngine) use() (*idempotency.Engine, func(), error) {
+	engine, err := s.load()
+	if err != nil {
+		return nil, nil, errors.Join(idempotency.ErrStoreUnavailable, err)
+	}
+	return engine, func() {
+		if err := s.release(); err != nil {
+			log().Error("closing store", zap.Error(err))
+		}
+	}, nil
+}
+
+// Interface guards
+var (
+	_ caddy.App          = (*App)(nil)
+	_ caddy.Provisioner  = (*App)(nil)
+	_ caddy.CleanerUpper = (*App)(nil)
+	_ caddy.Destructor   = pooledEngine{}
+)

@@ -1,0 +1,253 @@
+package caddymodule
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	httpcaddyfile.RegisterGlobalOption("idempotency", parseGlobalOption)
+	httpcaddyfile.RegisterHandlerDirective("idempotency", parseCaddyfile)
+	// After encode, so that stored bodies are not compressed, and so after
+	// basic_auth and forward_auth, so that replays are authorised; before every
+	// handler that answers.
+	httpcaddyfile.RegisterDirectiveOrder("idempotency", httpcaddyfile.After, "encode")
+}
+
+func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
+	if existing != nil {
+		return nil, d.Err("the global option idempotency is given twice")
+	}
+	app := new(App)
+	if err := app.UnmarshalCaddyfile(d); err != nil {
+		return nil, err
+	}
+	return httpcaddyfile.App{Name: appID, Value: caddyconfig.JSON(app, nil)}, nil
+}
+
+func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	handler := new(Handler)
+	return handler, handler.UnmarshalCaddyfile(h.Dispenser)
+}
+
+// once refuses an option that is given a second time in one block.
+type once map[string]bool
+
+func (seen once) option(d *caddyfile.Dispenser) error {
+	name := d.Val()
+	if seen[name] {
+		return d.Errf("%s is given twice", name)
+	}
+	seen[name] = true
+	return nil
+}
+
+// UnmarshalCaddyfile sets up the app from the global option. Syntax:
+//
+//	idempotency {
+//		store <module> [<arguments...>] {
+//			...
+//		}
+//	}
+//
+// The store's own module reads what follows its name.
+func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the option's name
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	seen := once{}
+	for d.NextBlock(0) {
+		if err := seen.option(d); err != nil {
+			return err
+		}
+		switch option := d.Val(); option {
+		case "store":
+			if !d.NextArg() {
+				return d.ArgErr()
+			}
+			name := d.Val()
+			unmarshaler, err := caddyfile.UnmarshalModule(d, "idempotency.stores."+name)
+			if err != nil {
+				return err
+			}
+			a.StoreRaw = caddyconfig.JSONModuleObject(unmarshaler, "module", name, nil)
+		default:
+			return d.Errf("unrecognized idempotency option %q", option)
+		}
+	}
+	return nil
+}
+
+// UnmarshalCaddyfile sets up the store. Syntax:
+//
+//	redis <address> {
+//		username <user>
+//		password <password>
+//		db       <n>
+//		prefix   <text>
+//		timeout  <duration>
+//	}
+//
+// The address is host:port, redis://, rediss:// or unix://. What it holds must
+// not be given as an option again.
+func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the module's name
+	s.Addresses = d.RemainingArgs()
+	if len(s.Addresses) == 0 {
+		return d.Err("store redis: an address is missing")
+	}
+	seen := once{}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if err := seen.option(d); err != nil {
+			return err
+		}
+		option := d.Val()
+		var value string
+		switch option {
+		case "username", "password", "db", "prefix", "timeout":
+			if !d.AllArgs(&value) || value == "" {
+				return d.ArgErr()
+			}
+		}
+		switch option {
+		case "username":
+			s.Username = value
+		case "password":
+			s.Password = value
+		case "db":
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				return d.Errf("db: %q is not a number", value)
+			}
+			s.DB = &n
+		case "prefix":
+			s.Prefix = value
+		case "timeout":
+			s.Timeout = Duration(value)
+		default:
+			return d.Errf("unrecognized store redis option %q", option)
+		}
+	}
+	return nil
+}
+
+// UnmarshalCaddyfile sets up the store. Syntax:
+//
+//	embedded [<path>]
+func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the module's name
+	if d.NextArg() {
+		s.Path = d.Val()
+		if s.Path == "" {
+			return d.Err("store embedded: the path is empty")
+		}
+	}
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		return d.Errf("unrecognized store embedded option %q", d.Val())
+	}
+	return nil
+}
+
+// UnmarshalCaddyfile sets up the handler. Syntax:
+//
+//	idempotency [<matcher>] {
+//		key_header        <field...>
+//		require_key
+//		methods           <method...>
+//		namespace         <name>
+//		scope             <text...>
+//		store_status      <code|class...>
+//		refused_status    <code|class...>
+//		retention         <duration>
+//		lease             <duration>
+//		upstream_timeout  <duration>
+//		on_uncertain      reject|resubmit
+//		on_store_error    reject|forward
+//		errors            envelope|problem
+//		max_request_body  <size>
+//		max_response_body <size>
+//	}
+//
+// Each option may be given once. Values are checked when the configuration is
+// provisioned, because they may hold placeholders.
+func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the directive's name
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	seen := once{}
+	for d.NextBlock(0) {
+		if err := seen.option(d); err != nil {
+			return err
+		}
+		if err := h.unmarshalOption(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
+	option := d.Val()
+	if list, ok := map[string]*[]string{
+		"key_header":     &h.KeyHeader,
+		"methods":        &h.Methods,
+		"scope":          &h.Scope,
+		"store_status":   &h.StoreStatus,
+		"refused_status": &h.RefusedStatus,
+	}[option]; ok {
+		*list = d.RemainingArgs()
+		if len(*list) == 0 {
+			return d.ArgErr()
+		}
+		return nil
+	}
+
+	if option == "require_key" {
+		if d.NextArg() {
+			return d.ArgErr()
+		}
+		h.RequireKey = true
+		return nil
+	}
+
+	target, ok := map[string]*string{
+		"namespace":         &h.Namespace,
+		"retention":         (*string)(&h.Retention),
+		"lease":             (*string)(&h.Lease),
+		"upstream_timeout":  (*string)(&h.UpstreamTimeout),
+		"on_uncertain":      &h.OnUncertain,
+		"on_store_error":    &h.OnStoreError,
+		"errors":            &h.Errors,
+		"max_request_body":  (*string)(&h.MaxRequestBody),
+		"max_response_body": (*string)(&h.MaxResponseBody),
+	}[option]
+	if !ok {
+		return d.Errf("unrecognized idempotency option %q", option)
+	}
+	if !d.AllArgs(target) || *target == "" {
+		return d.ArgErr()
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddyfile.Unmarshaler = (*App)(nil)
+	_ caddyfile.Unmarshaler = (*Handler)(nil)
+	_ caddyfile.Unmarshaler = (*RedisStore)(nil)
+	_ caddyfile.Unmarshaler = (*EmbeddedStore)(nil)
+	_ json.Unmarshaler      = (*Duration)(nil)
+	_ json.Unmarshaler      = (*Size)(nil)
+	_ caddy.Module          = App{}
+)

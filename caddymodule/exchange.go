@@ -1,0 +1,244 @@
+package caddymodule
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+const (
+	placeholderOutcome = "http.idempotency.outcome"
+	placeholderRecord  = "http.idempotency.record"
+)
+
+// exchange is one request that the handler acts on, and its answer.
+type exchange struct {
+	*Handler
+	w    http.ResponseWriter
+	r    *http.Request
+	repl *caddy.Replacer
+	next caddyhttp.Handler
+
+	id idempotency.RecordID
+}
+
+// submit takes a request with a key through the protocol: body, claim,
+// forward, conclude, answer.
+func (e *exchange) submit(key idempotency.Key) error {
+	scope := make([]string, len(e.Scope))
+	for i, text := range e.Scope {
+		// A placeholder that nobody knows must not become empty: a misspelt
+		// scope would put all callers into one.
+		value, err := e.repl.ReplaceOrErr(text, false, true)
+		if err != nil {
+			return caddyhttp.Error(http.StatusInternalServerError, fmt.Errorf("idempotency: scope: %w", err))
+		}
+		scope[i] = value
+	}
+	e.id = idempotency.NewRecordID(e.Namespace, scope, key)
+	e.repl.Set(placeholderRecord, string(e.id))
+
+	fingerprint := idempotency.NewFingerprinter(e.r.Method, e.r.URL, e.r.Header)
+	body, err := idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, fingerprint)
+	if errors.Is(err, idempotency.ErrBodyTooLarge) {
+		return e.problem(idempotency.Problem{Code: idempotency.CodeBodyTooLarge,
+			Detail: fmt.Sprintf("The maximum is %d bytes.", e.maxRequestBody)})
+	}
+	if err != nil {
+		// The caller broke off, or sent something that is no body.
+		return bodyError(err)
+	}
+	defer body.Close()
+
+	engine, release, err := e.engine.use()
+	if err != nil {
+		return e.storeError(err, body)
+	}
+	defer release()
+	admission, err := engine.Begin(e.r.Context(), e.policy, idempotency.Submit{
+		ID:          e.id,
+		Fingerprint: fingerprint.Sum(),
+		Details: idempotency.Details{
+			Namespace: e.Namespace, Key: key, Method: e.r.Method, Path: e.r.URL.Path,
+		},
+	})
+	switch {
+	case err != nil:
+		return e.storeError(err, body)
+	case admission.Problem != nil:
+		return e.problem(*admission.Problem)
+	case admission.Replay != nil:
+		e.note(outcomeReplayed)
+		return admission.Replay.Replay(e.w)
+	default:
+		return e.forward(admission.Attempt, body)
+	}
+}
+
+// bodyError gives an error in reading the body the status that Caddy's own
+// request_body handler or the server meant, and 400 otherwise.
+func bodyError(err error) error {
+	var withStatus caddyhttp.HandlerError
+	if errors.As(err, &withStatus) {
+		return err
+	}
+	return caddyhttp.Error(http.StatusBadRequest, err)
+}
+
+// storeError answers a submit whose claim failed.
+func (e *exchange) storeError(err error, body *idempotency.Body) error {
+	if e.OnStoreError == choiceForward {
+		e.note(outcomeStoreError)
+		e.logger.Warn("submit is forwarded without protection because the store failed (on_store_error forward)",
+			zap.String("record", string(e.id)), zap.Error(err))
+		return e.next.ServeHTTP(e.w, outgoing(e.r, e.r.Context(), body))
+	}
+	return e.problem(idempotency.Problem{Code: idempotency.CodeStoreUnavailable, RetryAfter: retryStore})
+}
+
+// forward sends a claimed submit to the provider and answers the caller when
+// the outcome is stored.
+func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body) error {
+	f := newForwarding(e.r, e.upstreamTimeout)
+	defer f.end()
+	rec := newRecorder(e.w, e.maxResponseBody, e.policy.Accepts)
+	rec.onStream = func() {
+		conclusion, reason, concluded := attempt.ConcludeStream(rec.status, rec.sent)
+		if !concluded {
+			return
+		}
+		rec.concluded = true
+		// The outcome is settled: from here on this is a stream to this caller.
+		f.follow(e.r.Context())
+		e.noteConclusion(conclusion, reason, rec.status)
+		if conclusion == idempotency.ConcludedUnknown {
+			idempotency.Problem{Code: idempotency.CodeOutcomeUnknown}.Mark(rec.sent)
+		}
+	}
+
+	crashed, err := serve(e.next, rec, outgoing(e.r, f.ctx, body))
+	if rec.concluded {
+		if crashed != nil {
+			panic(crashed.value)
+		}
+		rec.finish()
+		return err
+	}
+
+	result := f.result(rec, err, crashed)
+	conclusion, reason := attempt.Conclude(result)
+	e.noteConclusion(conclusion, reason, result.Status)
+	if crashed != nil && !crashed.isAbort() {
+		// The value may hold anything; its type and the stack tell where to look.
+		e.logger.Error("a handler after idempotency panicked", zap.String("record", string(e.id)),
+			zap.String("type", fmt.Sprintf("%T", crashed.value)), zap.ByteString("stack", crashed.stack))
+	}
+	return e.answer(rec, result, conclusion, err)
+}
+
+// answer gives the first caller what the attempt came to.
+func (e *exchange) answer(rec *recorder, result idempotency.Result, conclusion idempotency.Conclusion, err error) error {
+	if rec.streaming {
+		// A refusal that was passed on as it came.
+		if !result.Whole {
+			panic(http.ErrAbortHandler)
+		}
+		rec.finish()
+		return nil
+	}
+	switch conclusion {
+	case idempotency.ConcludedUnknown:
+		problem := idempotency.Problem{Code: idempotency.CodeOutcomeUnknown, Detail: "Record: " + string(e.id) + "."}
+		if result.Whole && result.Status != 0 {
+			problem.Mark(rec.sent)
+			rec.flushAll()
+			return nil
+		}
+		status := http.StatusBadGateway
+		if result.TimedOut {
+			status = http.StatusGatewayTimeout
+		}
+		return problem.Write(e.w, e.format, status)
+	case idempotency.ConcludedNeverSent:
+		if err == nil {
+			err = caddyhttp.Error(http.StatusGatewayTimeout, errors.New("idempotency: no connection to the provider"))
+		}
+		return err
+	case idempotency.ConcludedAccepted, idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
+		if err != nil {
+			return err // a handler refused by an error, and Caddy writes the answer
+		}
+		rec.flushAll()
+		return nil
+	default:
+		return fmt.Errorf("idempotency: unexpected conclusion %d", conclusion)
+	}
+}
+
+// crash is a panic of a handler below.
+type crash struct {
+	value any
+	stack []byte
+}
+
+// isAbort reports the way in which reverse_proxy says that the provider's body
+// broke off.
+func (c *crash) isAbort() bool { return c.value == http.ErrAbortHandler } //nolint:errorlint // net/http compares so, too
+
+// serve calls a handler and catches its panic, so that an attempt is concluded
+// whatever happens.
+func serve(next caddyhttp.Handler, w http.ResponseWriter, r *http.Request) (crashed *crash, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			crashed = &crash{value, debug.Stack()}
+		}
+	}()
+	return nil, next.ServeHTTP(w, r)
+}
+
+func (e *exchange) problem(p idempotency.Problem) error {
+	e.note(problemOutcomes[p.Code])
+	return p.Write(e.w, e.format, 0)
+}
+
+// noteConclusion notes and logs what an attempt came to.
+func (e *exchange) noteConclusion(c idempotency.Conclusion, reason string, status int) {
+	switch c {
+	case idempotency.ConcludedAccepted:
+		e.note(outcomeAccepted)
+	case idempotency.ConcludedRefused, idempotency.ConcludedNeverSent:
+		e.note(outcomeRefused)
+	case idempotency.ConcludedNotAccepted:
+		e.note(outcomeRefused)
+		e.logger.Warn("the provider answered with a 2xx that store_status does not count as acceptance; the key is free again",
+			zap.String("record", string(e.id)), zap.Int("status", status))
+	case idempotency.ConcludedUnknown:
+		e.note(outcomeUncertain)
+		e.logger.Warn("outcome of a submit is unknown; repeats are refused until an operator decides",
+			zap.String("record", string(e.id)), zap.String("reason", reason))
+	}
+}
+
+// note makes the outcome known to placeholders and the access log.
+func (e *exchange) note(o outcome) {
+	e.repl.Set(placeholderOutcome, string(o))
+	extra, ok := e.r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	if !ok {
+		return
+	}
+	extra.Set(zap.String("idempotency_outcome", string(o)))
+	if e.id != "" {
+		extra.Set(zap.String("idempotency_record", string(e.id)))
+	}
+}
+
+// retryStore is when to come back after the store failed.
+const retryStore = time.Second

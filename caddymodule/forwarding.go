@@ -1,0 +1,167 @@
+package caddymodule
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+// forwarding is the way of one submit to the provider: the context that it is
+// bound to, and what is known about how far it came.
+type forwarding struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	stop   func() bool // ends following the caller; nil if that has not begun
+	repl   *caddy.Replacer
+
+	timedOut atomic.Bool
+	// asked: a transport that reports its steps was asked for a connection.
+	asked atomic.Bool
+	// connected: a connection was handed to the request.
+	connected atomic.Bool
+}
+
+// newForwarding starts the clock of the upstream timeout. The context has the
+// request's values and does not end when the caller hangs up.
+func newForwarding(r *http.Request, timeout time.Duration) *forwarding {
+	f := &forwarding{repl: r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
+	f.cancel = cancel
+	f.timer = time.AfterFunc(timeout, func() {
+		f.timedOut.Store(true)
+		cancel(context.DeadlineExceeded)
+	})
+	// What was written to the provider is known from the transport. net/http
+	// and its HTTP/2 and HTTP/3 relatives call GotConn before the first byte.
+	f.ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn:      func(string) { f.asked.Store(true) },
+		GotConn:      func(httptrace.GotConnInfo) { f.connected.Store(true) },
+		WroteHeaders: func() { f.connected.Store(true) },
+	})
+	// reverse_proxy sets it when it has chosen an upstream. One that stands
+	// before this handler (forward_auth) may have left it behind.
+	f.repl.Delete(placeholderChosen)
+	return f
+}
+
+// placeholderChosen is one of the placeholders that reverse_proxy sets when it
+// has chosen an upstream, and before it tries to reach it.
+const placeholderChosen = "http.reverse_proxy.upstream.requests"
+
+// follow ends the upstream timeout and binds the forwarding to the caller from
+// here on.
+func (f *forwarding) follow(caller context.Context) {
+	f.timer.Stop()
+	f.stop = context.AfterFunc(caller, func() { f.cancel(context.Canceled) })
+}
+
+func (f *forwarding) end() {
+	f.timer.Stop()
+	if f.stop != nil {
+		f.stop()
+	}
+	f.cancel(context.Canceled)
+}
+
+// outgoing returns the request as it goes to the handlers below: with the body
+// that was read, and without what must not reach a provider.
+func outgoing(r *http.Request, ctx context.Context, body *idempotency.Body) *http.Request { //nolint:revive // the context is not the caller's
+	out := r.WithContext(ctx)
+	out.Header = r.Header.Clone()
+	// The stored body must be readable by every later caller.
+	out.Header.Del("Accept-Encoding")
+	// The body is here already.
+	out.Header.Del("Expect")
+	// The gateway's own words are not taken from callers.
+	out.Header.Del(idempotency.HeaderReplayed)
+	out.Header.Del(idempotency.HeaderError)
+
+	out.TransferEncoding = nil
+	out.ContentLength = body.Size()
+	out.GetBody = nil
+	if body.Size() == 0 {
+		out.Body = http.NoBody
+		// net/http sends a request without a body again by itself, on another
+		// connection, if it carries one of these fields and a reused connection
+		// breaks before the first byte of the answer (Request.isReplayable).
+		out.Header.Del("Idempotency-Key")
+		out.Header.Del("X-Idempotency-Key")
+		return out
+	}
+	// With a body and without GetBody it is sent once.
+	out.Body = io.NopCloser(body.Reader())
+	out.Header.Set("Content-Length", strconv.FormatInt(body.Size(), 10))
+	return out
+}
+
+// result collects what is known after the handlers below have returned.
+func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotency.Result {
+	r := idempotency.Result{
+		Status:      rec.status,
+		Header:      rec.own(),
+		Body:        rec.body.Bytes(),
+		BodyNotKept: rec.streaming,
+		Whole:       err == nil && crashed == nil && rec.whole(),
+		TimedOut:    f.timedOut.Load(),
+		Panicked:    crashed != nil && !crashed.isAbort(),
+	}
+	if rec.streaming {
+		// It was not concluded when the stream began, so its end decides.
+		r.BodyNotKept = r.Whole
+	}
+	if r.Status == statusClientClosed {
+		// reverse_proxy's word for a context that was cancelled, with no error.
+		r.Status, r.Whole = 0, false
+	}
+	if r.Status != 0 {
+		return r
+	}
+
+	var withStatus caddyhttp.HandlerError
+	hasStatus := errors.As(err, &withStatus)
+	r.TimedOut = r.TimedOut || hasStatus && withStatus.StatusCode == http.StatusGatewayTimeout
+	if crashed == nil && f.neverSent(err, withStatus.StatusCode) {
+		r.Sent = idempotency.NeverSent
+	}
+	return r
+}
+
+// statusClientClosed is not registered; nginx and Caddy use it for a caller
+// that went away.
+const statusClientClosed = 499
+
+// neverSent reports whether it is certain that the provider saw nothing. status
+// is that of the error, or 0.
+func (f *forwarding) neverSent(err error, status int) bool {
+	if f.connected.Load() {
+		return false
+	}
+	if f.asked.Load() {
+		return true // no connection: DNS, dial, TLS handshake, or a pool that is full
+	}
+	// A transport that does not report its steps, or none at all.
+	var dial reverseproxy.DialError
+	if errors.As(err, &dial) {
+		return true
+	}
+	_, chosen := f.repl.Get(placeholderChosen)
+	if chosen {
+		return false
+	}
+	// No proxy was at work. 503 is its word for no healthy upstream; a 4xx is
+	// a handler that turned the request away. Anything else may come from a
+	// handler that talks to a provider in its own way.
+	return status == http.StatusServiceUnavailable || 400 <= status && status <= 499 && !idempotency.NeverRefusal(status)
+}

@@ -1,0 +1,322 @@
+package caddymodule
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+func init() {
+	caddy.RegisterModule(Handler{})
+}
+
+// Handler keeps a provider from receiving a submit twice. It stands before a
+// reverse_proxy, stores the provider's first acceptance of each idempotency
+// key, and replays it to repeats. While a submit runs, and when its outcome is
+// not known, repeats are answered with an error and nothing is sent.
+//
+// It acts on requests of the configured methods that carry a key. Everything
+// else is passed on untouched.
+type Handler struct {
+	// Header fields that may carry the key; the first one that is present
+	// counts. Default: Idempotency-Key.
+	KeyHeader []string `json:"key_header,omitempty"`
+
+	// Whether a request of the configured methods without a key is refused.
+	// Default: false, it is passed on without protection.
+	RequireKey bool `json:"require_key,omitempty"`
+
+	// Methods of requests that may start a job. Default: POST.
+	Methods []string `json:"methods,omitempty"`
+
+	// Keeps the keys of two providers apart that share a store. Default: empty.
+	Namespace string `json:"namespace,omitempty"`
+
+	// Who a key belongs to: texts with placeholders. Two requests share records
+	// only if all values are equal. Default: the header fields Authorization and
+	// X-Api-Key.
+	Scope []string `json:"scope,omitempty"`
+
+	// Statuses (202) or classes (2xx) that mean that the provider accepted.
+	// Default: 2xx.
+	StoreStatus []string `json:"store_status,omitempty"`
+
+	// Statuses or classes that prove that the provider did not accept. 408 and
+	// 499 never do. Default: 4xx and 503.
+	RefusedStatus []string `json:"refused_status,omitempty"`
+
+	// How long a record lives after its last change. Default: 24h.
+	Retention Duration `json:"retention,omitempty"`
+
+	// How long a submit is believed to be running if its gateway is not heard
+	// of. At least 100ms. Default: 30s.
+	Lease Duration `json:"lease,omitempty"`
+
+	// How long the provider may take to answer. Default: 5m.
+	UpstreamTimeout Duration `json:"upstream_timeout,omitempty"`
+
+	// What a repeat of a submit whose outcome is unknown does: reject, or
+	// resubmit for a provider that honours the key itself. Default: reject.
+	OnUncertain string `json:"on_uncertain,omitempty"`
+
+	// What a submit does when the store fails: reject, or forward without
+	// protection. Default: reject.
+	OnStoreError string `json:"on_store_error,omitempty"`
+
+	// The shape of the gateway's own answers: envelope or problem. Default:
+	// envelope.
+	Errors string `json:"errors,omitempty"`
+
+	// The largest request body. Default: 64MiB.
+	MaxRequestBody Size `json:"max_request_body,omitempty"`
+
+	// The largest response body that is stored. An acceptance over it is passed
+	// on and cannot be replayed. Default: 1MiB.
+	MaxResponseBody Size `json:"max_response_body,omitempty"`
+
+	policy          idempotency.Policy
+	format          idempotency.ProblemFormat
+	upstreamTimeout time.Duration
+	maxRequestBody  int64
+	maxResponseBody int64
+
+	engine *sharedEngine
+	logger *zap.Logger
+}
+
+// CaddyModule returns the Caddy module information.
+func (Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.idempotency",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Values of options that choose.
+const (
+	choiceReject   = "reject"
+	choiceResubmit = "resubmit"
+	choiceForward  = "forward"
+)
+
+// Provision reads the configuration and finds the store, without touching it.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	if err := h.configure(caddy.NewReplacer()); err != nil {
+		return err
+	}
+	app, err := ctx.App(appID)
+	if err != nil {
+		return fmt.Errorf("idempotency app: %w", err)
+	}
+	h.engine = app.(*App).engine
+	return nil
+}
+
+func (h *Handler) configure(repl *caddy.Replacer) error {
+	if len(h.KeyHeader) == 0 {
+		h.KeyHeader = []string{"Idempotency-Key"}
+	}
+	for i, name := range h.KeyHeader {
+		if !isFieldName(name) {
+			return fmt.Errorf("key_header: %q is not a header field name", name)
+		}
+		h.KeyHeader[i] = http.CanonicalHeaderKey(name)
+	}
+	if len(h.Methods) == 0 {
+		h.Methods = []string{http.MethodPost}
+	}
+	for _, method := range h.Methods {
+		switch method {
+		case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
+		case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+			return fmt.Errorf("methods: %s starts no jobs, and is sent again by HTTP clients as they like", method)
+		default:
+			return fmt.Errorf("methods: %q is not POST, PUT, PATCH or DELETE", method)
+		}
+	}
+	if len(h.Scope) == 0 {
+		h.Scope = []string{"{http.request.header.Authorization}", "{http.request.header.X-Api-Key}"}
+	}
+	if err := h.configurePolicy(repl); err != nil {
+		return err
+	}
+
+	var err error
+	if h.upstreamTimeout, err = h.UpstreamTimeout.resolve(repl, "upstream_timeout", 5*time.Minute); err != nil {
+		return err
+	}
+	if h.upstreamTimeout <= 0 {
+		return fmt.Errorf("upstream_timeout: it is %s, and must be positive", h.upstreamTimeout)
+	}
+	if h.maxRequestBody, err = h.MaxRequestBody.resolve(repl, "max_request_body", 64<<20); err != nil {
+		return err
+	}
+	if h.maxResponseBody, err = h.MaxResponseBody.resolve(repl, "max_response_body", 1<<20); err != nil {
+		return err
+	}
+
+	switch h.OnStoreError {
+	case "", choiceReject, choiceForward:
+	default:
+		return fmt.Errorf("on_store_error: %q is neither reject nor forward", h.OnStoreError)
+	}
+	h.format = idempotency.ProblemFormat(h.Errors)
+	switch h.format {
+	case "":
+		h.format = idempotency.FormatEnvelope
+	case idempotency.FormatEnvelope, idempotency.FormatProblem:
+	default:
+		return fmt.Errorf("errors: %q is neither envelope nor problem", h.Errors)
+	}
+	return nil
+}
+
+const (
+	minLease     = 100 * time.Millisecond
+	minRetention = time.Second
+)
+
+func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
+	h.policy = idempotency.DefaultPolicy()
+	for _, option := range []struct {
+		name   string
+		values []string
+		target *[]idempotency.StatusRange
+	}{
+		{"store_status", h.StoreStatus, &h.policy.StoreStatus},
+		{"refused_status", h.RefusedStatus, &h.policy.RefusedStatus},
+	} {
+		if option.values == nil {
+			continue
+		}
+		ranges, err := parseStatuses(option.name, option.values)
+		if err != nil {
+			return err
+		}
+		*option.target = ranges
+	}
+	for _, r := range h.policy.RefusedStatus {
+		if r.First == r.Last && idempotency.NeverRefusal(r.First) {
+			return fmt.Errorf("refused_status: %d never proves that the provider did not accept", r.First)
+		}
+		if slices.Contains(h.policy.StoreStatus, r) {
+			return fmt.Errorf("refused_status: %d is in store_status, too", r.First)
+		}
+	}
+
+	var err error
+	if h.policy.Lease, err = h.Lease.resolve(repl, "lease", h.policy.Lease); err != nil {
+		return err
+	}
+	if h.policy.Lease < minLease {
+		return fmt.Errorf("lease: it is %s, and must be %s at least", h.policy.Lease, minLease)
+	}
+	if h.policy.Retention, err = h.Retention.resolve(repl, "retention", h.policy.Retention); err != nil {
+		return err
+	}
+	if h.policy.Retention < minRetention {
+		return fmt.Errorf("retention: it is %s, and must be %s at least", h.policy.Retention, minRetention)
+	}
+	switch h.OnUncertain {
+	case "", choiceReject:
+	case choiceResubmit:
+		h.policy.ResubmitUncertain = true
+	default:
+		return fmt.Errorf("on_uncertain: %q is neither reject nor resubmit", h.OnUncertain)
+	}
+	return nil
+}
+
+// outcome is what became of a request, for placeholders, logs and metrics.
+type outcome string
+
+const (
+	outcomeBypass         outcome = "bypass"          // no key, or another method: passed on untouched
+	outcomeAccepted       outcome = "accepted"        // sent, and accepted
+	outcomeReplayed       outcome = "replayed"        // answered from the record
+	outcomeInProgress     outcome = "in_progress"     // another attempt is running
+	outcomeReuse          outcome = "reuse"           // the key belongs to another request
+	outcomeRefused        outcome = "refused"         // not accepted, or never sent; the key is free
+	outcomeUncertain      outcome = "uncertain"       // this attempt's outcome is unknown
+	outcomeOutcomeUnknown outcome = "outcome_unknown" // a repeat of a submit whose outcome is unknown
+	outcomeUnavailable    outcome = "unavailable"     // accepted, and cannot be replayed
+	outcomeInvalidKey     outcome = "invalid_key"
+	outcomeMissingKey     outcome = "missing_key"
+	outcomeTooLarge       outcome = "too_large"
+	outcomeStoreError     outcome = "store_error"
+)
+
+var problemOutcomes = map[idempotency.Code]outcome{
+	idempotency.CodeMissing:           outcomeMissingKey,
+	idempotency.CodeInvalid:           outcomeInvalidKey,
+	idempotency.CodeInProgress:        outcomeInProgress,
+	idempotency.CodeReuse:             outcomeReuse,
+	idempotency.CodeOutcomeUnknown:    outcomeOutcomeUnknown,
+	idempotency.CodeResultUnavailable: outcomeUnavailable,
+	idempotency.CodeStoreUnavailable:  outcomeStoreError,
+	idempotency.CodeBodyTooLarge:      outcomeTooLarge,
+}
+
+// ServeHTTP implements caddyhttp.MiddlewareHandler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if !slices.Contains(h.Methods, r.Method) {
+		repl.Set(placeholderOutcome, string(outcomeBypass))
+		return next.ServeHTTP(w, r)
+	}
+	lines := h.keyLines(r.Header)
+	if lines == nil && !h.RequireKey {
+		repl.Set(placeholderOutcome, string(outcomeBypass))
+		return next.ServeHTTP(w, r)
+	}
+
+	e := exchange{Handler: h, w: w, r: r, repl: repl, next: next}
+	if lines == nil {
+		return e.problem(idempotency.Problem{Code: idempotency.CodeMissing})
+	}
+	key, err := idempotency.ParseKey(lines)
+	if err != nil {
+		var invalid *idempotency.KeyError
+		errors.As(err, &invalid)
+		return e.problem(idempotency.Problem{Code: idempotency.CodeInvalid, Detail: "It was refused because " + invalid.Reason + "."})
+	}
+	return e.submit(key)
+}
+
+// keyLines returns the lines of the key header, nil if there is none.
+func (h *Handler) keyLines(header http.Header) []string {
+	for _, name := range h.KeyHeader {
+		if lines := header[name]; len(lines) > 0 {
+			return lines
+		}
+	}
+	return nil
+}
+
+// isFieldName reports whether name is a token (RFC 9110 section 5.6.2).
+func isFieldName(name string) bool {
+	for _, c := range []byte(name) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case slices.Contains([]byte("!#$%&'*+-.^_`|~"), c):
+		default:
+			return false
+		}
+	}
+	return name != ""
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

@@ -1,0 +1,36 @@
+package caddymodule
+
+import (
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+// observer logs what an engine reports apart from requests. It asks for
+// Caddy's current logger each time, because an engine outlives the
+// configuration, and the logger, that it was made under.
+type observer struct{}
+
+func log() *zap.Logger { return caddy.Log().Named("idempotency") }
+
+func (observer) StoreError(op string, id idempotency.RecordID, err error) {
+	log().Error("store operation failed", zap.String("op", op), zap.String("record", string(id)), zap.Error(err))
+}
+
+func (observer) LeaseLost(id idempotency.RecordID) {
+	log().Warn("lease ran out while the submit is running; repeats are told that its outcome is unknown",
+		zap.String("record", string(id)))
+}
+
+func (observer) LateAcceptance(id idempotency.RecordID, status int) {
+	log().Error("the provider accepted a submit whose record is no longer its own; the job exists and is not in the store",
+		zap.String("record", string(id)), zap.Int("status", status))
+}
+
+func (observer) GaveUp(op string, id idempotency.RecordID) {
+	log().Error("an outcome could not be stored for as long as its record lives",
+		zap.String("op", op), zap.String("record", string(id)))
+}
+
+var _ idempotency.Observer = observer{}
