@@ -6,6 +6,8 @@
 #                       run Caddyfile.example
 #   ./xcaddy.sh test    install what the tests need, and run them all
 #   ./xcaddy.sh lint    run golangci-lint and govulncheck
+#   ./xcaddy.sh seeded  check the tests: build with one deliberate mistake at a
+#                       time, and expect the tests to notice
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -109,5 +111,11 @@ lint)
 	go run "$golangci_lint" run
 	go run "$govulncheck" ./...
 	;;
-*) fail "unknown command '$1': it is build, run, test or lint" ;;
+seeded)
+	shift
+	need_go
+	install redis-server "$(redis_package)"
+	go run ./integration/seeded "$@"
+	;;
+*) fail "unknown command '$1': it is build, run, test, lint or seeded" ;;
 esac

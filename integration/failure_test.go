@@ -274,6 +274,34 @@ func TestReloadDuringAttempt(t *testing.T) {
 	}
 }
 
+// An acceptance that could not be stored yet outlives its configuration.
+func TestReloadWithUnstoredOutcome(t *testing.T) {
+	redis := redistest.Start(t, "--appendfsync", "always")
+	hold := newGate()
+	p := startProvider(t, nil)
+	p.now(p.holdUntil(hold))
+	o := options{store: "redis " + redis.Address}
+	g := startGateway(t, p.url, o)
+	done := g.sendLater(t, request{key: "k", body: "x"})
+	p.awaitSubmits(t, 1)
+	redis.Kill(t)
+	hold.open()
+	first := <-done
+	p.want(t, 1)
+	elsewhere := o
+	elsewhere.store = "" // embedded
+	g.write(t, p.url, elsewhere)
+	g.reload(t)
+	redis.Run(t)
+	other := startGateway(t, p.url, o)
+	var again answer
+	await(t, "the replay", func() bool { again = other.send(t, request{key: "k", body: "x"}); return again.replayed() })
+	p.want(t, 1)
+	if again.body != first.body {
+		t.Errorf("again: %v, want %v", again, first)
+	}
+}
+
 // B7: a stop that does not wait for the provider releases nothing.
 func TestStopDuringAttempt(t *testing.T) {
 	for _, store := range stores {

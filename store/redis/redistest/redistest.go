@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -51,7 +52,11 @@ func Start(t testing.TB, options ...string) *Server {
 			"--enable-debug-command", "yes",
 		}, options...),
 	}
-	s.Client = goredis.NewClient(&goredis.Options{Addr: s.Address, MaxRetries: -1})
+	client := &goredis.Options{Addr: s.Address, MaxRetries: -1}
+	if i := slices.Index(options, "--requirepass"); i >= 0 {
+		client.Password = options[i+1]
+	}
+	s.Client = goredis.NewClient(client)
 	t.Cleanup(func() {
 		_ = s.Client.Close()
 		s.Stop(t)
@@ -81,7 +86,7 @@ func (s *Server) Run(t testing.TB) {
 	deadline := time.Now().Add(20 * time.Second)
 	for {
 		err := s.Client.Ping(context.Background()).Err()
-		if err == nil || goredis.HasErrorPrefix(err, "NOAUTH") {
+		if err == nil {
 			return
 		}
 		select {

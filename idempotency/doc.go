@@ -1,0 +1,72 @@
+// Package idempotency is the protocol of the gateway: who may send a submit to
+// a provider, what the provider's answer means, and what repeats are told. It
+// knows neither Caddy nor a store's driver.
+//
+// # Promise
+//
+// A provider never receives two submits for one key unless it refused the
+// first, or somebody explicitly decided to risk it; and nobody reads another
+// scope's answer. Everything below serves that, also at the price of an answer:
+// the package would rather say "we cannot know" than guess.
+//
+// # Authority
+//
+// The [Store] is the only authority. A process never decides from its own
+// memory or clock that a key is free, that an attempt is dead, or that a record
+// is its own: it asks, and the store decides in one atomic step, by its own
+// clock and by the token of the attempt. What a process holds in memory is only
+// what it still owes the store.
+//
+// # States
+//
+//	           Claim                       Complete
+//	(absent) ─────────▶ InProgress ─────────────────────────▶ Completed
+//	   ▲                 │      │                                 ▲
+//	   │ Release:        │      │ MarkUncertain, or               │ Complete by
+//	   │ refused, or     │      │ the lease runs out              │ the same attempt
+//	   │ never sent      │      ▼                                 │
+//	   ├─────────────────┘   Uncertain ───────────────────────────┘
+//	   │                        │  │
+//	   │ late refusal of the    │  │ Claim with TakeOver:
+//	   │ same attempt           │  └──▶ InProgress, for a new attempt
+//	   └────────────────────────┘
+//
+// A record belongs to one attempt, named by a random [Token]. An attempt that
+// has lost its record changes nothing any more, whatever it learns.
+//
+// # Invariants
+//
+//   - A claim is acknowledged before the first byte goes to the provider.
+//   - An acceptance is stored before the caller sees it, or is on its way to the
+//     store for as long as the record lives.
+//   - Completed never changes. InProgress never becomes absent by time passing:
+//     an attempt that is not heard of is Uncertain when its lease is over.
+//   - Retention, counted from the last transition, is the only timer that
+//     removes a record.
+//   - What cannot be read is an error, never absence.
+//   - A first submit costs two round trips to the store, a replay costs one.
+//
+// # Leases
+//
+// The store believes an attempt alive for one lease after each renewal, by the
+// store's clock. The [Engine] renews the leases of all attempts of a process
+// together, at a third of their length, from [Engine.Begin] until
+// [Attempt.Conclude]. A lease that was lost is not had back: others may have
+// been told that the outcome is unknown. The attempt still runs, and its answer
+// is still the truth: if the record is its own, it ends there.
+//
+// # Failures
+//
+// A claim whose reply is lost is sent once more with the same token; the store
+// recognises it. If that fails, too, nothing is sent to the provider, and the
+// claim is taken back in the background. A claim can still be on its way then:
+// it carries the moment after which the store must not grant it ([Claim]
+// NotAfter), and taking back goes on until that moment is over.
+//
+// A conclusion that cannot be stored is tried again in the background with
+// growing pauses, for as long as the record would live. If the process ends
+// before, the record becomes Uncertain.
+//
+// A provider's answer is classified by [Policy]: what does not prove that the
+// provider refused, or that nothing was sent, is unknown.
+package idempotency

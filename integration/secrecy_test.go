@@ -1,0 +1,107 @@
+package integration
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
+)
+
+// Nothing that the module writes holds a key, a scope value, a body or a
+// response: not its log at the most verbose level, not the names of keys in
+// the store, not an error's text.
+func TestSecrets(t *testing.T) {
+	const keyMark, authMark, bodyMark, answerMark, passwordMark = "mark-key", "mark-auth", "mark-body", "mark-answer", "mark-password"
+	marks := []string{keyMark, authMark, bodyMark, answerMark, passwordMark}
+	redis := redistest.Start(t, "--requirepass", passwordMark)
+	p := startProvider(t, answerWith(202, map[string]string{"X-Mark": answerMark}, answerMark))
+	g := startGateway(t, p.url, options{
+		store:  "redis redis://:" + passwordMark + "@" + redis.Address,
+		global: "debug\nlog default {\ninclude http.handlers.idempotency idempotency\n}",
+	})
+	r := request{key: keyMark, auth: "Bearer " + authMark, body: bodyMark}
+	var texts []string
+	answer := func(r request) {
+		got := g.send(t, r)
+		if got.code() != "" {
+			texts = append(texts, got.body)
+		}
+	}
+	answer(r)
+	answer(r)
+	p.want(t, 1)
+	r.body += "2"
+	answer(r) // reuse
+	answer(request{key: keyMark + " " + keyMark, auth: r.auth, body: bodyMark})
+	p.now(hangUp("HTTP/1.1 20x "+answerMark+"\r\n\r\n", false))
+	answer(request{key: keyMark + "-2", auth: r.auth, body: bodyMark})
+	answer(request{key: keyMark + "-2", auth: r.auth, body: bodyMark})
+	p.now(func(http.ResponseWriter, *http.Request, int, func() string) { panic(http.ErrAbortHandler) })
+	answer(request{key: keyMark + "-3", auth: r.auth, body: bodyMark})
+
+	names, err := redis.Client.Keys(context.Background(), "*").Result()
+	if err != nil || len(names) != 3 {
+		t.Fatalf("Redis has keys %v, %v", names, err)
+	}
+	redis.Kill(t)
+	answer(request{key: keyMark + "-4", auth: r.auth, body: bodyMark})
+	if len(texts) != 6 {
+		t.Errorf("%d answers are the gateway's own, want 6", len(texts))
+	}
+	if !strings.Contains(g.log.String(), "outcome of a submit is unknown") {
+		t.Error("the log does not have what it should")
+	}
+
+	for _, mark := range marks {
+		if strings.Contains(strings.Join(names, "\n"), mark) {
+			t.Errorf("the name of a key in Redis has %s", mark)
+		}
+		if strings.Contains(strings.Join(texts, "\n"), mark) {
+			t.Errorf("an error document has %s", mark)
+		}
+		for line := range strings.Lines(g.log.String()) {
+			if strings.Contains(line, mark) && !strings.Contains(line, `"logger":"admin`) {
+				t.Errorf("the log has %s: %s", mark, line)
+			}
+		}
+	}
+}
+
+// A request body leaves no file behind, in whatever way its request ends.
+func TestTemporaryFiles(t *testing.T) {
+	p := startProvider(t, nil)
+	g := startGateway(t, p.url, options{})
+	large := strings.Repeat("x", 4<<20)
+	g.send(t, request{key: "k", body: large})
+	g.send(t, request{key: "k", body: large + "y"})
+	p.now(hangUp("", true))
+	g.send(t, request{key: "l", body: large})
+	p.want(t, 2)
+	left, err := filepath.Glob(filepath.Join(g.dir, "idempotency-body-*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("temporary files are left: %v, %v", left, err)
+	}
+	await(t, "the open files to be closed", func() bool { return openDeletedFiles(t, g) == 0 })
+}
+
+// openDeletedFiles counts the files without a name that the gateway has open.
+func openDeletedFiles(t *testing.T, g *gateway) int {
+	t.Helper()
+	dir := filepath.Join("/proc", strconv.Itoa(g.cmd.Process.Pid), "fd")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Skipf("no /proc to count open files in: %v", err)
+	}
+	n := 0
+	for _, entry := range entries {
+		if target, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil && strings.HasSuffix(target, "(deleted)") {
+			n++
+		}
+	}
+	return n
+}

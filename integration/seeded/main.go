@@ -1,0 +1,242 @@
+// Command seeded checks the tests: it builds the gateway with one deliberate
+// mistake at a time, and expects the tests to notice. Run it with
+//
+//	./xcaddy.sh seeded [name...]
+//
+// The mistakes are laid over the sources for one build (go build -overlay).
+// Nothing of them is in the sources or in a product binary.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// mistake is one seeded bug, and the tests that have to catch it.
+type mistake struct {
+	name string
+	file string
+	// The text is replaced once. If it is not there any more, the mistake has
+	// to be written anew.
+	old, new string
+	// Tests that catch it: a package, and a -run pattern.
+	pkg, run string
+}
+
+const black = "./integration"
+
+var mistakes = []mistake{
+	{
+		"lease as time to live", "store/redis/lua/record.lua",
+		"if state == 'p' then expires = lease_until + retention end", "if state == 'p' then expires = lease_until end",
+		black, "TestGatewayKilled",
+	},
+	{
+		"blind set of the acceptance", "store/redis/lua/complete.lua",
+		"if not record or record.token ~= ARGV[1] then", "if not record then",
+		"./store/redis", "TestStore",
+	},
+	{
+		"no token on release", "store/redis/lua/release.lua",
+		"record.token ~= ARGV[1] or record.state == 'c'", "record.state == 'c'",
+		"./store/redis", "TestStore",
+	},
+	{
+		"no token in the embedded store", "store/embedded/embedded.go",
+		"if err != nil || !found || record.Token != token {", "if err != nil || !found {",
+		"./store/embedded", "TestStore",
+	},
+	{
+		"an ended lease is free", "store/redis/lua/claim.lua",
+		"if ARGV[5] ~= '1' then", "if ARGV[5] ~= '1' and record.state == 'u' then",
+		black, "TestGatewayKilled",
+	},
+	{
+		"a late claim is granted", "store/redis/lua/claim.lua",
+		"if now > not_after then", "if false then",
+		"./store/redis", "TestStore",
+	},
+	{
+		"the caller's context", "caddymodule/forwarding.go",
+		"context.WithCancelCause(context.WithoutCancel(r.Context()))", "context.WithCancelCause(r.Context())",
+		black, "TestCallerHangsUp",
+	},
+	{
+		"the key header on body-less submits", "caddymodule/forwarding.go",
+		`out.Header.Del("Idempotency-Key")`, `_ = out.Header`,
+		black, "TestBodylessSubmitIsSentOnce",
+	},
+	{
+		"a broken connection counts as never sent", "caddymodule/forwarding.go",
+		"if f.connected.Load() {", "if false {",
+		black, "TestUnknownOutcomes",
+	},
+	{
+		"499 counts as a refusal", "idempotency/policy.go",
+		"status == http.StatusRequestTimeout || status == 499", "status == http.StatusRequestTimeout",
+		"./idempotency", ".",
+	},
+	{
+		"half an answer is an acceptance", "idempotency/policy.go",
+		"&& (r.Whole || r.BodyNotKept)", "",
+		black, "TestUnknownOutcomes",
+	},
+	{
+		"a 502 is a refusal", "idempotency/policy.go",
+		"{400, 499}, {503, 503}", "{400, 499}, {502, 503}",
+		black, "TestUnknownOutcomes",
+	},
+	{
+		"no scope in the record's identity", "idempotency/identity.go",
+		"	for _, s := range scope {\n		d.field(s)\n	}\n", "",
+		black, "TestScopes",
+	},
+	{
+		"the last byte is not compared", "idempotency/body.go",
+		"limited := io.TeeReader(io.LimitReader(r, maximum+1), tee)", "limited := io.TeeReader(io.LimitReader(r, maximum+1), firstMiB(tee))",
+		black, "TestBodies",
+	},
+	{
+		"no renewal", "idempotency/keeper.go",
+		"		e.renewDue()\n", "",
+		black, "TestProviderTakesFourLeases",
+	},
+	{
+		"a failed completion is forgotten", "idempotency/attempt.go",
+		"a.engine.settleLater(u, a.policy.Lease+a.policy.Retention)", "_ = u",
+		black, "TestRedisDiesBeforeCompletion",
+	},
+	{
+		"a claim is not taken back", "idempotency/engine.go",
+		"	if mayBeGranted {", "	if false && mayBeGranted {",
+		"./idempotency", ".",
+	},
+	{
+		"a reload closes the store while an outcome is not stored", "caddymodule/app.go",
+		"				if err := s.acquire(); err != nil {\n					return func() {}\n				}\n", "				return func() {}\n",
+		black, "TestReloadWithUnstoredOutcome",
+	},
+	{
+		"a provider's cookies are replayed", "idempotency/answer.go",
+		"	\"Set-Cookie\":                true,\n", "",
+		black, "TestReplayHeader",
+	},
+}
+
+// firstMiB is used by one of the mistakes.
+const firstMiB = `
+type firstMiBWriter struct{ w io.Writer; n int }
+func firstMiB(w io.Writer) io.Writer { return &firstMiBWriter{w, 1 << 20} }
+func (f *firstMiBWriter) Write(p []byte) (int, error) {
+	n := min(len(p), f.n)
+	f.n -= n
+	_, err := f.w.Write(p[:n])
+	return len(p), err
+}
+`
+
+const caddyMain = `package main
+
+import (
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	_ "github.com/caddy-idempotency/caddy-idempotency"
+)
+
+func main() { caddycmd.Main() }
+`
+
+func main() {
+	missed := 0
+	for _, m := range mistakes {
+		if len(os.Args) > 1 && !slices.Contains(os.Args[1:], m.name) {
+			continue
+		}
+		if err := check(m); err != nil {
+			missed++
+			fmt.Printf("MISSED  %s: %v\n", m.name, err)
+			continue
+		}
+		fmt.Printf("caught  %s, by %s %s\n", m.name, m.pkg, m.run)
+	}
+	if missed > 0 {
+		fmt.Printf("%d seeded mistakes were missed\n", missed)
+		os.Exit(1)
+	}
+}
+
+// check builds and tests with the mistake; nil means that a test failed.
+func check(m mistake) error {
+	root, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp("", "seeded-*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+
+	source, err := os.ReadFile(filepath.Join(root, m.file))
+	if err != nil {
+		return err
+	}
+	if strings.Count(string(source), m.old) != 1 {
+		return fmt.Errorf("%s does not have the text to replace, or has it twice: write the mistake anew", m.file)
+	}
+	changed := strings.Replace(string(source), m.old, m.new, 1)
+	if strings.Contains(m.new, "firstMiB") {
+		changed += firstMiB
+	}
+	overlay := map[string]map[string]string{"Replace": {}}
+	lay := func(path, text string) error {
+		laid := filepath.Join(work, fmt.Sprint(len(overlay["Replace"]))+filepath.Ext(path))
+		overlay["Replace"][path] = laid
+		return os.WriteFile(laid, []byte(text), 0o600)
+	}
+	overlayFile := filepath.Join(work, "overlay.json")
+	mainDir := filepath.Join(root, "integration", "seeded", "caddy")
+	err = errors.Join(lay(filepath.Join(root, m.file), changed), lay(filepath.Join(mainDir, "main.go"), caddyMain))
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(overlay)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(overlayFile, text, 0o600); err != nil {
+		return err
+	}
+
+	binary := filepath.Join(work, "caddy")
+	if m.pkg == black {
+		build := exec.Command("go", "build", "-overlay", overlayFile, "-o", binary, mainDir)
+		if output, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("it does not build: %w\n%s", err, output)
+		}
+	}
+	vet := exec.Command("go", "test", "-overlay", overlayFile, "-run", "^$", m.pkg)
+	vet.Env = append(os.Environ(), "IDEMPOTENCY_CADDY="+binary)
+	if output, err := vet.CombinedOutput(); err != nil {
+		return fmt.Errorf("its tests do not build: %w\n%s", err, output)
+	}
+	test := exec.Command("go", "test", "-overlay", overlayFile, "-count=1", "-failfast", "-timeout", "5m", "-run", m.run, m.pkg)
+	test.Env = append(os.Environ(), "IDEMPOTENCY_CADDY="+binary)
+	output, err := test.CombinedOutput()
+	var failed *exec.ExitError
+	switch {
+	case err == nil:
+		return errors.New("all tests pass")
+	case errors.As(err, &failed) && strings.Contains(string(output), "--- FAIL"):
+		return nil
+	default:
+		return fmt.Errorf("the tests did not run: %w\n%s", err, output)
+	}
+}
