@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
@@ -32,6 +33,7 @@ type App struct {
 
 	engine   *sharedEngine
 	acquired bool
+	checked  map[*caddyhttp.Server]bool
 	logger   *zap.Logger
 }
 
@@ -65,6 +67,19 @@ func (a *App) Provision(ctx caddy.Context) error {
 	}
 	a.engine, a.acquired = engine, true
 	return nil
+}
+
+// checkOnce checks the routes of a server that has an idempotency handler. The
+// first handler to be provisioned calls it.
+func (a *App) checkOnce(server *caddyhttp.Server) error {
+	if a.checked[server] {
+		return nil
+	}
+	if a.checked == nil {
+		a.checked = make(map[*caddyhttp.Server]bool)
+	}
+	a.checked[server] = true
+	return checkRoutes(server, a.logger)
 }
 
 // Start does nothing: the store is opened by the first submit.

@@ -84,13 +84,17 @@ func (e *exchange) submit(key idempotency.Key) error {
 }
 
 // bodyError gives an error in reading the body the status that Caddy's own
-// request_body handler or the server meant, and 400 otherwise.
+// request_body handler meant, 500 if it is the gateway's, and 400 otherwise.
 func bodyError(err error) error {
 	var withStatus caddyhttp.HandlerError
-	if errors.As(err, &withStatus) {
+	switch {
+	case errors.As(err, &withStatus):
 		return err
+	case errors.Is(err, idempotency.ErrBodyNotKept):
+		return caddyhttp.Error(http.StatusInternalServerError, err)
+	default:
+		return caddyhttp.Error(http.StatusBadRequest, err)
 	}
-	return caddyhttp.Error(http.StatusBadRequest, err)
 }
 
 // storeError answers a submit whose claim failed.

@@ -100,6 +100,8 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
+var defaultMethods = []string{http.MethodPost}
+
 // Values of options that choose.
 const (
 	choiceReject   = "reject"
@@ -118,6 +120,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("idempotency app: %w", err)
 	}
 	h.engine = app.(*App).engine
+	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
+		return app.(*App).checkOnce(server)
+	}
 	return nil
 }
 
@@ -132,7 +137,7 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 		h.KeyHeader[i] = http.CanonicalHeaderKey(name)
 	}
 	if len(h.Methods) == 0 {
-		h.Methods = []string{http.MethodPost}
+		h.Methods = defaultMethods
 	}
 	for _, method := range h.Methods {
 		switch method {
@@ -208,7 +213,9 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 		if r.First == r.Last && idempotency.NeverRefusal(r.First) {
 			return fmt.Errorf("refused_status: %d never proves that the provider did not accept", r.First)
 		}
-		if slices.Contains(h.policy.StoreStatus, r) {
+		if slices.ContainsFunc(h.policy.StoreStatus, func(s idempotency.StatusRange) bool {
+			return s.Contains(r.First) && s.Contains(r.Last)
+		}) {
 			return fmt.Errorf("refused_status: %d is in store_status, too", r.First)
 		}
 	}

@@ -14,13 +14,17 @@ import (
 )
 
 // Duration is a length of time as caddy.Duration reads it ("30s", "1d"), or a
-// number of nanoseconds, or a placeholder such as {env.LEASE}, which is
-// expanded when the configuration is loaded.
+// placeholder such as {env.LEASE}, which is expanded when the configuration is
+// loaded.
 type Duration string
 
-// UnmarshalJSON accepts a string or a number of nanoseconds.
+// UnmarshalJSON accepts a string or, as caddy.Duration does, a number of
+// nanoseconds.
 func (d *Duration) UnmarshalJSON(b []byte) error {
-	text, err := textOrNumber(b)
+	text, number, err := textOrNumber(b)
+	if number {
+		text += "ns"
+	}
 	*d = Duration(text)
 	return err
 }
@@ -33,9 +37,6 @@ func (d Duration) resolve(repl *caddy.Replacer, option string, fallback time.Dur
 	text, err := expand(repl, option, string(d))
 	if err != nil {
 		return 0, err
-	}
-	if ns, err := strconv.ParseInt(text, 10, 64); err == nil && string(d) == text {
-		return time.Duration(ns), nil // JSON gave a number
 	}
 	value, err := caddy.ParseDuration(text)
 	if err != nil {
@@ -51,7 +52,7 @@ type Size string
 
 // UnmarshalJSON accepts a string or a number of bytes.
 func (s *Size) UnmarshalJSON(b []byte) error {
-	text, err := textOrNumber(b)
+	text, _, err := textOrNumber(b)
 	*s = Size(text)
 	return err
 }
@@ -75,15 +76,14 @@ func (s Size) resolve(repl *caddy.Replacer, option string, fallback int64) (int6
 // maxSize keeps sizes far from where adding to them overflows.
 const maxSize = 1 << 50
 
-func textOrNumber(b []byte) (string, error) {
+func textOrNumber(b []byte) (text string, number bool, err error) {
 	if len(b) > 0 && b[0] == '"' {
-		var text string
 		err := json.Unmarshal(b, &text)
-		return text, err
+		return text, false, err
 	}
-	var number int64
-	err := json.Unmarshal(b, &number)
-	return strconv.FormatInt(number, 10), err
+	var n int64
+	err = json.Unmarshal(b, &n)
+	return strconv.FormatInt(n, 10), true, err
 }
 
 // expand replaces global placeholders in the value of an option. One that is

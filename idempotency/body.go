@@ -25,9 +25,9 @@ type Body struct {
 // is the largest size accepted, in bytes.
 //
 // A body over the maximum is ErrBodyTooLarge, at once if it was declared and
-// otherwise as soon as it shows. Any other error is the reader's (a caller
-// that broke off, typically io.ErrUnexpectedEOF) or the temporary file's. An
-// error leaves nothing behind.
+// otherwise as soon as it shows. A temporary file that fails is ErrBodyNotKept.
+// Any other error is the reader's (a caller that broke off, typically
+// io.ErrUnexpectedEOF). An error leaves nothing behind.
 func ReadBody(r io.Reader, declared, maximum int64, tee io.Writer) (*Body, error) {
 	if declared > maximum {
 		return nil, ErrBodyTooLarge
@@ -53,10 +53,10 @@ func ReadBody(r io.Reader, declared, maximum int64, tee io.Writer) (*Body, error
 
 	file, err := unlinkedFile()
 	if err != nil {
-		return nil, fmt.Errorf("store request body: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrBodyNotKept, err)
 	}
 	b := &Body{file: file}
-	b.size, err = io.Copy(file, io.MultiReader(&memory, limited))
+	b.size, err = io.Copy(fileWriter{file}, io.MultiReader(&memory, limited))
 	if err == nil && b.size > maximum {
 		err = ErrBodyTooLarge
 	}
@@ -64,6 +64,17 @@ func ReadBody(r io.Reader, declared, maximum int64, tee io.Writer) (*Body, error
 		return nil, errors.Join(fmt.Errorf("read request body: %w", err), b.Close())
 	}
 	return b, nil
+}
+
+// fileWriter marks the errors of the file, to tell them from the reader's.
+type fileWriter struct{ file *os.File }
+
+func (w fileWriter) Write(p []byte) (int, error) {
+	n, err := w.file.Write(p)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrBodyNotKept, err)
+	}
+	return n, err
 }
 
 // unlinkedFile opens a temporary file that has no name any more, so that it

@@ -113,7 +113,8 @@ type Admission struct {
 // have granted the claim all the same, or may still do so, the engine takes it
 // back in the background.
 //
-// Begin does not end with ctx: it takes at most two store timeouts.
+// Begin does not end with ctx: it takes at most two store timeouts, and three
+// until the store has been reached for the first time.
 func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
 	ctx = context.WithoutCancel(ctx)
 	payload, err := s.Details.encode()

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -63,8 +64,16 @@ func ParseAddress(address string) (Config, error) {
 		// ParseURL quotes the URL, and with it the password.
 		return Config{}, errors.New("address is not a valid redis://, rediss:// or unix:// URL")
 	}
-	if scheme, rest, _ := strings.Cut(address, "://"); strings.Contains(rest, "?") && scheme != "unix" {
-		return Config{}, errors.New("address has a query: options of the connection are set in the store's block")
+	// A unix socket has no other place for its database; what else go-redis
+	// would read from a query is not taken from there.
+	u, err := url.Parse(address)
+	if err != nil {
+		return Config{}, errors.New("address is not a valid URL")
+	}
+	for name := range u.Query() {
+		if name != "db" || u.Scheme != "unix" {
+			return Config{}, fmt.Errorf("address has the query parameter %q: options of the connection are set in the store's block", name)
+		}
 	}
 	return Config{
 		Network:  options.Network,

@@ -216,7 +216,9 @@ func TestParseAddress(t *testing.T) {
 		{address: "localhost", wantErr: "not host:port"},
 		{address: "http://localhost:6379", wantErr: "not a valid"},
 		{address: "redis://u:secret@h:1/x/y", wantErr: "not a valid"},
-		{address: "redis://h:1?pool_size=3", wantErr: "query"},
+		{address: "redis://h:1?pool_size=3", wantErr: `query parameter "pool_size"`},
+		{address: "unix:///x?dial_timeout=9s", wantErr: `query parameter "dial_timeout"`},
+		{address: "unix:///x?db=2", want: redis.Config{Network: "unix", Address: "/x", DB: 2}},
 	} {
 		got, err := redis.ParseAddress(test.address)
 		if test.wantErr != "" {

@@ -6,6 +6,12 @@
 -- noticed. A value that is not understood is an error and is left alone; the
 -- error starts with UNREADABLE.
 
+-- Older servers cannot run all of the scripts, so they run none: otherwise a
+-- submit would go out whose outcome could not be stored.
+if not redis.REDIS_VERSION_NUM then
+  return redis.error_reply('OLDSERVER Redis 7.0 or later is needed')
+end
+
 local HEADER = 82
 local VERSION = 1
 

@@ -1,0 +1,276 @@
+package caddymodule
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.uber.org/zap"
+)
+
+// checkRoutes looks for proxies behind an idempotency handler that would send
+// a submit twice, in all routes of a server.
+//
+// Nothing in Caddy tells a handler what stands behind it, so the routes are
+// read. It is called while they are being provisioned: what is not provisioned
+// yet is there as JSON, what is provisioned already as handlers.
+func checkRoutes(server *caddyhttp.Server, logger *zap.Logger) error {
+	c := routeCheck{named: server.NamedRoutes, logger: logger}
+	if _, err := c.routes(server.Routes, nil); err != nil {
+		return err
+	}
+	for _, route := range server.NamedRoutes {
+		if _, err := c.routes(caddyhttp.RouteList{*route}, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type routeCheck struct {
+	named   map[string]*caddyhttp.Route
+	calling []string // named routes that are being looked at
+	logger  *zap.Logger
+}
+
+// element is what the check wants to know about one handler.
+type element struct {
+	guards  []string              // an idempotency handler: its methods
+	proxy   *proxyElement         // a reverse_proxy
+	nested  []caddyhttp.RouteList // a handler with routes: each list is a way through
+	invokes string                // invoke: the name of a route
+}
+
+type proxyElement struct {
+	retries bool
+	// retriedOn are the methods that each matcher set of lb_retry_match is
+	// restricted to; a set that is not restricted is nil.
+	retriedOn        [][]string
+	defaultKeepAlive bool
+}
+
+// routes follows a request through a list of routes. guards are the methods of
+// the idempotency handlers that it has passed before; it returns those that it
+// may have passed after.
+func (c *routeCheck) routes(routes caddyhttp.RouteList, guards []string) ([]string, error) {
+	before := slices.Clone(guards)
+	passed := make([][]string, len(routes))
+	for i, route := range routes {
+		reached := slices.Clone(before)
+		for j, earlier := range routes[:i] {
+			// Of the routes of a group only one runs, and after a terminal route
+			// no other.
+			if !earlier.Terminal && (earlier.Group == "" || earlier.Group != route.Group) {
+				reached = append(reached, passed[j]...)
+			}
+		}
+		after, err := c.route(route, reached)
+		if err != nil {
+			return nil, err
+		}
+		passed[i] = after
+	}
+	all := before
+	for _, p := range passed {
+		all = append(all, p...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, error) {
+	elements, err := elementsOf(route)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range elements {
+		if err := c.proxy(e.proxy, guards); err != nil {
+			return nil, err
+		}
+		guards = append(guards, e.guards...)
+		lists := e.nested
+		if e.invokes != "" && c.named[e.invokes] != nil && !slices.Contains(c.calling, e.invokes) {
+			c.calling = append(c.calling, e.invokes)
+			lists = append(lists, caddyhttp.RouteList{*c.named[e.invokes]})
+		}
+		entering := guards
+		for _, list := range lists {
+			after, err := c.routes(list, entering)
+			if err != nil {
+				return nil, err
+			}
+			guards = append(guards, after...)
+		}
+		if e.invokes != "" && len(c.calling) > 0 && c.calling[len(c.calling)-1] == e.invokes {
+			c.calling = c.calling[:len(c.calling)-1]
+		}
+	}
+	return guards, nil
+}
+
+// proxy refuses a proxy behind a handler that sends a submit again after it may
+// have reached the provider. Retries after a failed dial are harmless: nothing
+// was sent.
+func (c *routeCheck) proxy(p *proxyElement, guards []string) error {
+	if p == nil || len(guards) == 0 {
+		return nil
+	}
+	if p.defaultKeepAlive {
+		c.logger.Warn("reverse_proxy behind idempotency keeps idle connections for two minutes, longer than most providers do; " +
+			"a submit written to a connection that the provider just closed ends as unknown: set transport http { keepalive 4s }, below the provider's own idle timeout")
+	}
+	if !p.retries {
+		return nil
+	}
+	for _, methods := range p.retriedOn {
+		if methods == nil || slices.ContainsFunc(methods, func(m string) bool { return slices.Contains(guards, m) }) {
+			return fmt.Errorf("reverse_proxy behind idempotency has lb_retries or lb_try_duration with an lb_retry_match that covers %v: "+
+				"it would send a submit again that the provider may have accepted; remove lb_retry_match (failed dials are retried without it), "+
+				"or restrict each of its blocks to other methods, such as `method GET`", slices.Compact(guards))
+		}
+	}
+	return nil
+}
+
+// elementsOf reads the handlers of a route, provisioned or not.
+func elementsOf(route caddyhttp.Route) ([]element, error) {
+	var elements []element
+	for _, handler := range route.Handlers {
+		elements = append(elements, provisionedElement(handler))
+	}
+	if route.Handlers != nil {
+		return elements, nil
+	}
+	for _, raw := range route.HandlersRaw {
+		e, err := rawElement(raw)
+		if err != nil {
+			return nil, err
+		}
+		elements = append(elements, e)
+	}
+	return elements, nil
+}
+
+func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
+	switch h := handler.(type) {
+	case *Handler:
+		return element{guards: h.Methods}
+	case *caddyhttp.Subroute:
+		return element{nested: []caddyhttp.RouteList{h.Routes}}
+	case *caddyhttp.Invoke:
+		return element{invokes: h.Name}
+	case *reverseproxy.Handler:
+		e := element{proxy: &proxyElement{}}
+		if lb := h.LoadBalancing; lb != nil {
+			e.proxy.retries = lb.Retries > 0 || lb.TryDuration > 0
+			for _, set := range lb.RetryMatch {
+				var methods []string
+				for _, matcher := range set {
+					if m, ok := matcher.(*caddyhttp.MatchMethod); ok {
+						methods = *m
+					}
+				}
+				e.proxy.retriedOn = append(e.proxy.retriedOn, methods)
+			}
+		}
+		if transport, ok := h.Transport.(*reverseproxy.HTTPTransport); ok {
+			// Provisioning has filled in the default.
+			e.proxy.defaultKeepAlive = keepsDefault(transport.KeepAlive, defaultIdleConnTimeout)
+		}
+		for _, response := range h.HandleResponse {
+			e.nested = append(e.nested, response.Routes)
+		}
+		return e
+	default:
+		return element{}
+	}
+}
+
+// defaultIdleConnTimeout is what Caddy's HTTP transport fills in.
+const defaultIdleConnTimeout = caddy.Duration(120e9)
+
+func keepsDefault(k *reverseproxy.KeepAlive, idle caddy.Duration) bool {
+	return k == nil || (k.Enabled == nil || *k.Enabled) && k.IdleConnTimeout == idle
+}
+
+// rawHandler has the fields of all handlers that the check looks at.
+type rawHandler struct {
+	Handler string `json:"handler"`
+	// idempotency
+	Methods []string `json:"methods"`
+	// subroute
+	Routes caddyhttp.RouteList `json:"routes"`
+	// invoke
+	Name string `json:"name"`
+	// reverse_proxy
+	Transport *struct {
+		Protocol  string                  `json:"protocol"`
+		KeepAlive *reverseproxy.KeepAlive `json:"keep_alive"`
+	} `json:"transport"`
+	LoadBalancing *struct {
+		Retries     int                          `json:"retries"`
+		TryDuration caddy.Duration               `json:"try_duration"`
+		RetryMatch  []map[string]json.RawMessage `json:"retry_match"`
+	} `json:"load_balancing"`
+	// reverse_proxy and intercept
+	HandleResponse []struct {
+		Routes caddyhttp.RouteList `json:"routes"`
+	} `json:"handle_response"`
+}
+
+func rawElement(raw json.RawMessage) (element, error) {
+	var name struct {
+		Handler string `json:"handler"`
+	}
+	if err := json.Unmarshal(raw, &name); err != nil {
+		return element{}, err
+	}
+	switch name.Handler {
+	case "idempotency", "subroute", "invoke", "reverse_proxy", "intercept":
+	default:
+		return element{}, nil
+	}
+	var h rawHandler
+	if err := json.Unmarshal(raw, &h); err != nil {
+		return element{}, fmt.Errorf("%s: %w", name.Handler, err)
+	}
+	var e element
+	switch h.Handler {
+	case "idempotency":
+		if e.guards = h.Methods; len(e.guards) == 0 {
+			e.guards = defaultMethods
+		}
+	case "subroute":
+		e.nested = []caddyhttp.RouteList{h.Routes}
+	case "invoke":
+		e.invokes = h.Name
+	case "reverse_proxy":
+		e.proxy = &proxyElement{}
+		if lb := h.LoadBalancing; lb != nil {
+			e.proxy.retries = lb.Retries > 0 || lb.TryDuration > 0
+			for _, set := range lb.RetryMatch {
+				var methods []string
+				if m, ok := set["method"]; ok {
+					if err := json.Unmarshal(m, &methods); err != nil {
+						return element{}, fmt.Errorf("reverse_proxy: retry_match: method: %w", err)
+					}
+				}
+				e.proxy.retriedOn = append(e.proxy.retriedOn, methods)
+			}
+		}
+		if t := h.Transport; t == nil || t.Protocol == "http" {
+			var k *reverseproxy.KeepAlive
+			if t != nil {
+				k = t.KeepAlive
+			}
+			e.proxy.defaultKeepAlive = keepsDefault(k, 0)
+		}
+	}
+	for _, response := range h.HandleResponse {
+		e.nested = append(e.nested, response.Routes)
+	}
+	return e, nil
+}

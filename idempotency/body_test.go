@@ -1,0 +1,232 @@
+package idempotency_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+// openFiles returns how many file descriptors the process has.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skipf("this system does not list open files: %v", err)
+	}
+	return len(entries)
+}
+
+// emptyTempDir gives the test a directory for temporary files of its own, and
+// returns a check that it is empty.
+func emptyTempDir(t *testing.T) (check func()) {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	return func() {
+		t.Helper()
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(entries) > 0 {
+			t.Errorf("the temporary directory has %d entries, first %s", len(entries), entries[0].Name())
+		}
+	}
+}
+
+func randomBytes(n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(b)
+	return b
+}
+
+func TestReadBody(t *testing.T) {
+	const memory = idempotency.MaxBodyInMemory
+	tests := []struct {
+		name      string
+		size      int
+		maximum   int64
+		wantFiles int
+	}{
+		{"empty", 0, 64 << 20, 0},
+		{"empty, nothing allowed", 0, 0, 0},
+		{"one byte", 1, 64 << 20, 0},
+		{"exact maximum in memory", 1000, 1000, 0},
+		{"as large as memory allows", memory, 64 << 20, 0},
+		{"as large as memory and maximum allow", memory, memory, 0},
+		{"first size in a file", memory + 1, 64 << 20, 1},
+		{"exact maximum in a file", memory + 1, memory + 1, 1},
+		{"large", 5<<20 + 3, 64 << 20, 1},
+		{"large, exact maximum", 5<<20 + 3, 5<<20 + 3, 1},
+	}
+	for _, test := range tests {
+		for declared, length := range map[string]int64{"declared": int64(test.size), "undeclared": -1} {
+			t.Run(test.name+"/"+declared, func(t *testing.T) {
+				checkTempDir := emptyTempDir(t)
+				before := openFiles(t)
+				content := randomBytes(test.size)
+				var tee bytes.Buffer
+				body, err := idempotency.ReadBody(iotest.HalfReader(bytes.NewReader(content)), length, test.maximum, &tee)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if body.Size() != int64(test.size) {
+					t.Errorf("size is %d, want %d", body.Size(), test.size)
+				}
+				if !bytes.Equal(tee.Bytes(), content) {
+					t.Errorf("the tee got %d bytes, want the body's %d", tee.Len(), test.size)
+				}
+				checkTempDir() // while it is open: the file has no name
+				if n := openFiles(t) - before; n != test.wantFiles {
+					t.Errorf("the body holds %d files open, want %d", n, test.wantFiles)
+				}
+				// Two readers at a time do not disturb each other.
+				first, second := body.Reader(), body.Reader()
+				half := make([]byte, test.size/2)
+				if _, err := io.ReadFull(first, half); err != nil || !bytes.Equal(half, content[:len(half)]) {
+					t.Errorf("first half: %v, equal %t", err, bytes.Equal(half, content[:len(half)]))
+				}
+				for range 2 {
+					if got, err := io.ReadAll(second); err != nil || !bytes.Equal(got, content) {
+						t.Errorf("whole body: %d bytes, %v", len(got), err)
+					}
+					second = body.Reader()
+				}
+				if rest, err := io.ReadAll(first); err != nil || !bytes.Equal(rest, content[len(half):]) {
+					t.Errorf("second half: %d bytes, %v", len(rest), err)
+				}
+				if err := body.Close(); err != nil {
+					t.Error(err)
+				}
+				if n := openFiles(t) - before; n != 0 {
+					t.Errorf("%d files are open after Close", n)
+				}
+				checkTempDir()
+			})
+		}
+	}
+}
+
+// countingReader counts what is read from it.
+type countingReader struct {
+	io.Reader
+	read int64
+}
+
+func (r *countingReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.read += int64(n)
+	return n, err
+}
+
+// endless is a body without end.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+func TestReadBodyTooLarge(t *testing.T) {
+	tests := []struct {
+		name     string
+		body     io.Reader
+		declared int64
+		maximum  int64
+		maxRead  int64
+	}{
+		{"declared", endless{}, 1001, 1000, 0},
+		{"declared, nothing allowed", endless{}, 1, 0, 0},
+		{"undeclared, in memory", endless{}, -1, 1000, 1001},
+		{"undeclared, nothing allowed", endless{}, -1, 0, 1},
+		{"undeclared, one byte over memory", endless{}, -1, idempotency.MaxBodyInMemory, idempotency.MaxBodyInMemory + 1},
+		{"undeclared, in a file", endless{}, -1, 3 << 20, 3<<20 + 1},
+		{"longer than declared", endless{}, 10, 1000, 1001},
+		{"longer than declared, in a file", endless{}, 2 << 20, 3 << 20, 3<<20 + 1},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			checkTempDir := emptyTempDir(t)
+			before := openFiles(t)
+			reader := &countingReader{Reader: test.body}
+			body, err := idempotency.ReadBody(reader, test.declared, test.maximum, io.Discard)
+			if !errors.Is(err, idempotency.ErrBodyTooLarge) || body != nil {
+				t.Fatalf("ReadBody gave body %t and error %v, want ErrBodyTooLarge", body != nil, err)
+			}
+			if reader.read > test.maxRead {
+				t.Errorf("%d bytes were read, %d show that it is too large", reader.read, test.maxRead)
+			}
+			checkTempDir()
+			if n := openFiles(t) - before; n != 0 {
+				t.Errorf("%d files are left open", n)
+			}
+		})
+	}
+}
+
+type failingWriter struct{ err error }
+
+func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
+
+// An upload that breaks off, or a disk that fails, leaves nothing behind, and
+// one is not taken for the other.
+func TestReadBodyFails(t *testing.T) {
+	broken := errors.New("injected")
+	breaksOff := func(after int, err error) io.Reader {
+		return io.MultiReader(bytes.NewReader(make([]byte, after)), iotest.ErrReader(err))
+	}
+	tests := []struct {
+		name     string
+		body     io.Reader
+		declared int64
+		tee      io.Writer
+		want     error
+	}{
+		{"at once", breaksOff(0, io.ErrUnexpectedEOF), 10, io.Discard, io.ErrUnexpectedEOF},
+		{"in memory", breaksOff(10, io.ErrUnexpectedEOF), 1000, io.Discard, io.ErrUnexpectedEOF},
+		{"in a file", breaksOff(2<<20, io.ErrUnexpectedEOF), 3 << 20, io.Discard, io.ErrUnexpectedEOF},
+		{"on the border", breaksOff(idempotency.MaxBodyInMemory+1, broken), -1, io.Discard, broken},
+		{"undeclared", breaksOff(2<<20, broken), -1, io.Discard, broken},
+		{"tee", bytes.NewReader(make([]byte, 10)), -1, failingWriter{broken}, broken},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			checkTempDir := emptyTempDir(t)
+			before := openFiles(t)
+			body, err := idempotency.ReadBody(test.body, test.declared, 64<<20, test.tee)
+			if !errors.Is(err, test.want) || errors.Is(err, idempotency.ErrBodyTooLarge) || errors.Is(err, idempotency.ErrBodyNotKept) || body != nil {
+				t.Fatalf("ReadBody gave body %t and error %v, want %v", body != nil, err, test.want)
+			}
+			checkTempDir()
+			if n := openFiles(t) - before; n != 0 {
+				t.Errorf("%d files are left open", n)
+			}
+		})
+	}
+
+	t.Run("no temporary directory", func(t *testing.T) {
+		t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
+		before := openFiles(t)
+		body, err := idempotency.ReadBody(strings.NewReader(strings.Repeat("x", 2<<20)), -1, 64<<20, io.Discard)
+		if !errors.Is(err, idempotency.ErrBodyNotKept) || !errors.Is(err, os.ErrNotExist) || body != nil {
+			t.Fatalf("ReadBody gave body %t and error %v, want ErrBodyNotKept and os.ErrNotExist", body != nil, err)
+		}
+		if n := openFiles(t) - before; n != 0 {
+			t.Errorf("%d files are left open", n)
+		}
+		// What fits into memory needs none.
+		small, err := idempotency.ReadBody(strings.NewReader("x"), -1, 64<<20, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = small.Close()
+	})
+}

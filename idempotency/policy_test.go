@@ -1,0 +1,173 @@
+package idempotency_test
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+// TestPolicy is the table of design section 5, from a result to the record and
+// to what a repeat gets.
+func TestPolicy(t *testing.T) {
+	whole := func(status int) idempotency.Result {
+		return idempotency.Result{Status: status, Body: []byte("answer"), Whole: true}
+	}
+	with := func(r idempotency.Result, change func(*idempotency.Result)) idempotency.Result {
+		change(&r)
+		return r
+	}
+	cut := func(r *idempotency.Result) { r.Whole = false }
+	notKept := func(r *idempotency.Result) { r.BodyNotKept, r.Body = true, nil }
+	timedOut := func(r *idempotency.Result) { r.TimedOut = true }
+
+	only202 := func(p *idempotency.Policy) { p.StoreStatus = []idempotency.StatusRange{{First: 202, Last: 202}} }
+	only409 := func(p *idempotency.Policy) { p.RefusedStatus = []idempotency.StatusRange{{First: 409, Last: 409}} }
+	everything := func(p *idempotency.Policy) { p.RefusedStatus = []idempotency.StatusRange{{First: 100, Last: 599}} }
+	store409 := func(p *idempotency.Policy) {
+		p.StoreStatus = []idempotency.StatusRange{{First: 200, Last: 299}, {First: 409, Last: 409}}
+	}
+	standard := func(*idempotency.Policy) {}
+
+	const (
+		accepted    = idempotency.ConcludedAccepted
+		refused     = idempotency.ConcludedRefused
+		notAccepted = idempotency.ConcludedNotAccepted
+		neverSent   = idempotency.ConcludedNeverSent
+		unknown     = idempotency.ConcludedUnknown
+
+		completed = idempotency.Completed
+		uncertain = idempotency.Uncertain
+	)
+	tests := []struct {
+		name   string
+		policy func(*idempotency.Policy)
+		result idempotency.Result
+		want   idempotency.Conclusion
+		record idempotency.State
+		reason string
+	}{
+		{"200", standard, whole(200), accepted, completed, ""},
+		{"201", standard, whole(201), accepted, completed, ""},
+		{"202", standard, whole(202), accepted, completed, ""},
+		{"204", standard, idempotency.Result{Status: 204, Whole: true}, accepted, completed, ""},
+		{"299", standard, whole(299), accepted, completed, ""},
+		{"202 of a narrowed store_status", only202, whole(202), accepted, completed, ""},
+		{"200 outside a narrowed store_status", only202, whole(200), notAccepted, absent, ""},
+		{"409 in store_status", store409, whole(409), accepted, completed, ""},
+		{"202 whole at the timeout", standard, with(whole(202), timedOut), accepted, completed, ""},
+
+		{"202, body not kept", standard, with(whole(202), notKept), accepted, completed, ""},
+		{"202, body not kept and broken off", standard, with(with(whole(202), notKept), cut), accepted, completed, ""},
+		{"202, body broken off", standard, with(whole(202), cut), unknown, uncertain, "broke off"},
+		{"202, body not whole in time", standard, with(with(whole(202), cut), timedOut), unknown, uncertain, "timeout"},
+		{"200 outside a narrowed store_status, broken off", only202, with(whole(200), cut), unknown, uncertain, "broke off"},
+
+		{"400", standard, whole(400), refused, absent, ""},
+		{"401", standard, whole(401), refused, absent, ""},
+		{"402", standard, whole(402), refused, absent, ""},
+		{"404", standard, whole(404), refused, absent, ""},
+		{"409", standard, whole(409), refused, absent, ""},
+		{"422", standard, whole(422), refused, absent, ""},
+		{"429", standard, whole(429), refused, absent, ""},
+		{"498", standard, whole(498), refused, absent, ""},
+		{"503", standard, whole(503), refused, absent, ""},
+		{"429 broken off", standard, with(whole(429), cut), unknown, uncertain, "broke off"},
+		{"409 of a narrowed refused_status", only409, whole(409), refused, absent, ""},
+		{"429 outside a narrowed refused_status", only409, whole(429), unknown, uncertain, "status 429"},
+		{"503 outside a narrowed refused_status", only409, whole(503), unknown, uncertain, "status 503"},
+
+		{"408", standard, whole(408), unknown, uncertain, "status 408"},
+		{"499", standard, whole(499), unknown, uncertain, "status 499"},
+		{"408 in refused_status", everything, whole(408), unknown, uncertain, "status 408"},
+		{"499 in refused_status", everything, whole(499), unknown, uncertain, "status 499"},
+		{"302", standard, whole(302), unknown, uncertain, "status 302"},
+		{"304", standard, whole(304), unknown, uncertain, "status 304"},
+		{"500", standard, whole(500), unknown, uncertain, "status 500"},
+		{"501", standard, whole(501), unknown, uncertain, "status 501"},
+		{"502", standard, whole(502), unknown, uncertain, "status 502"},
+		{"504", standard, whole(504), unknown, uncertain, "status 504"},
+		{"599", standard, whole(599), unknown, uncertain, "status 599"},
+		{"500 in refused_status", everything, whole(500), refused, absent, ""},
+		{"200 in refused_status, too", everything, whole(200), accepted, completed, ""},
+
+		{"no connection", standard, idempotency.Result{Sent: idempotency.NeverSent}, neverSent, absent, ""},
+		{"no connection in time", standard, idempotency.Result{Sent: idempotency.NeverSent, TimedOut: true}, neverSent, absent, ""},
+		{"connection broke", standard, idempotency.Result{}, unknown, uncertain, "connection"},
+		{"no answer in time", standard, idempotency.Result{TimedOut: true}, unknown, uncertain, "timeout"},
+		{"panic", standard, idempotency.Result{Panicked: true}, unknown, uncertain, "panicked"},
+		{"panic after a status", standard, idempotency.Result{Status: 202, Panicked: true}, unknown, uncertain, "panicked"},
+	}
+	h := newHarness(t)
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			h := *h
+			h.t = t
+			p, s := policy(test.policy), submitOf(test.name)
+			reason := h.conclude(h.attempt(p, s), test.result, test.want)
+			if !strings.Contains(reason, test.reason) {
+				t.Errorf("the reason is %q, want something about %q", reason, test.reason)
+			}
+			h.wantState(s, test.record)
+			switch test.record {
+			case idempotency.Completed:
+				if test.result.BodyNotKept {
+					if problem := h.wantProblem(p, s, idempotency.CodeResultUnavailable); !strings.Contains(problem.Detail, string(s.ID)) {
+						t.Errorf("the problem does not name the record: %q", problem.Detail)
+					}
+				} else {
+					h.wantReplay(s, test.result.Status, string(test.result.Body))
+				}
+			case idempotency.Uncertain:
+				if problem := h.wantProblem(p, s, idempotency.CodeOutcomeUnknown); !strings.Contains(problem.Detail, string(s.ID)) {
+					t.Errorf("the problem does not name the record: %q", problem.Detail)
+				}
+				if got := h.details(s).Error; got != reason {
+					t.Errorf("the record says %q, want %q", got, reason)
+				}
+			default: // the same key submits again
+				h.conclude(h.attempt(p, s), broken, unknown)
+			}
+		})
+	}
+}
+
+// Whatever the configuration says, these two prove nothing.
+func TestNeverRefusal(t *testing.T) {
+	for status := range 1000 {
+		if got, want := idempotency.NeverRefusal(status), slices.Contains([]int{408, 499}, status); got != want {
+			t.Errorf("NeverRefusal(%d) is %t", status, got)
+		}
+	}
+}
+
+func TestPolicyAccepts(t *testing.T) {
+	p := policy(func(p *idempotency.Policy) {
+		p.StoreStatus = []idempotency.StatusRange{{First: 200, Last: 202}, {First: 409, Last: 409}}
+	})
+	for status, want := range map[int]bool{0: false, 199: false, 200: true, 201: true, 202: true, 203: false, 408: false, 409: true, 410: false} {
+		t.Run(strconv.Itoa(status), func(t *testing.T) {
+			if got := p.Accepts(status); got != want {
+				t.Errorf("Accepts(%d) is %t", status, got)
+			}
+		})
+	}
+}
+
+func TestIsStream(t *testing.T) {
+	for contentType, want := range map[string]bool{
+		"text/event-stream":                true,
+		"Text/Event-Stream":                true,
+		"text/event-stream; charset=utf-8": true,
+		"text/event-streams":               false,
+		"application/json":                 false,
+		"":                                 false,
+	} {
+		if got := idempotency.IsStream(http.Header{"Content-Type": {contentType}}); got != want {
+			t.Errorf("IsStream of %q is %t", contentType, got)
+		}
+	}
+}
