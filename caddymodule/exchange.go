@@ -65,7 +65,7 @@ func (e *exchange) submit(key idempotency.Key) error {
 	defer release()
 	admission, err := engine.Begin(e.r.Context(), e.policy, idempotency.Submit{
 		ID:          e.id,
-		Fingerprint: fingerprint.Sum(),
+		Fingerprint: fingerprint.SumBody(body),
 		Details: idempotency.Details{
 			Namespace: e.Namespace, Key: key, Method: e.r.Method, Path: e.r.URL.Path,
 		},

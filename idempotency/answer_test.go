@@ -14,7 +14,7 @@ import (
 )
 
 // replayOf stores an acceptance and sends its replay through a real server.
-func replayOf(t *testing.T, result idempotency.Result) (*http.Response, []byte) {
+func replayOf(t *testing.T, result idempotency.Result, http2 bool) (*http.Response, []byte) {
 	t.Helper()
 	h := newHarness(t)
 	s := submitOf("k")
@@ -23,26 +23,27 @@ func replayOf(t *testing.T, result idempotency.Result) (*http.Response, []byte) 
 	if answer == nil {
 		t.Fatal("the repeat gets no replay")
 	}
-	// The server would remove a Content-Length that must not be there.
-	recorder := httptest.NewRecorder()
-	if err := answer.Replay(recorder); err != nil {
-		t.Errorf("Replay: %v", err)
-	}
-	if _, there := recorder.Header()["Content-Length"]; there != (result.Status != http.StatusNoContent) {
-		t.Errorf("a replay of %d has a Content-Length: %t", result.Status, there)
-	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header()["Date"] = nil // the server's own would hide a stored one
 		if err := answer.Replay(w); err != nil {
 			t.Errorf("Replay: %v", err)
 		}
+		// The server would remove a Content-Length that must not be there.
+		if _, there := w.Header()["Content-Length"]; there != (result.Status != http.StatusNoContent) {
+			t.Errorf("a replay of %d has a Content-Length: %t", result.Status, there)
+		}
 	}))
+	server.EnableHTTP2 = http2
+	server.StartTLS()
 	defer server.Close()
 	response, err := server.Client().Post(server.URL, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
+	if (response.ProtoMajor == 2) != http2 {
+		t.Errorf("the protocol is %s", response.Proto)
+	}
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +106,7 @@ func TestReplayHeader(t *testing.T) {
 	header["Idempotency-Replayed"] = []string{"false", "no"}
 	unchanged := header.Clone()
 	body := []byte("{\"id\":\"job_1\"}\n\x00\xff")
-	response, got := replayOf(t, idempotency.Result{Status: 201, Header: header, Body: body, Whole: true})
+	response, got := replayOf(t, idempotency.Result{Status: 201, Header: header, Body: body, Whole: true}, false)
 	if response.StatusCode != 201 || !bytes.Equal(got, body) {
 		t.Errorf("the replay is %d with body %q, want 201 with %q", response.StatusCode, got, body)
 	}
@@ -131,17 +132,20 @@ func TestReplayStatusAndBody(t *testing.T) {
 		name       string
 		status     int
 		body       []byte
+		http2      bool
 		wantLength string
 	}{
-		{"200", 200, []byte("body"), "4"},
-		{"202 without a body", 202, nil, "0"},
-		{"204", 204, nil, ""},
-		{"large", 200, bytes.Repeat([]byte("x"), 1<<20), strconv.Itoa(1 << 20)},
-		{"any bytes", 200, []byte("\x00\x1f\x8b\xff\r\n"), "6"},
+		{"200", 200, []byte("body"), false, "4"},
+		{"200 over HTTP/2", 200, []byte("body"), true, "4"},
+		{"202 without a body", 202, nil, false, "0"},
+		{"202 without a body over HTTP/2", 202, nil, true, "0"},
+		{"204", 204, nil, false, ""},
+		{"large", 200, bytes.Repeat([]byte("x"), 1<<20), false, strconv.Itoa(1 << 20)},
+		{"any bytes", 200, []byte("\x00\x1f\x8b\xff\r\n"), false, "6"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			response, body := replayOf(t, idempotency.Result{Status: test.status, Body: test.body, Whole: true})
+			response, body := replayOf(t, idempotency.Result{Status: test.status, Body: test.body, Whole: true}, test.http2)
 			if response.StatusCode != test.status || !bytes.Equal(body, test.body) {
 				t.Errorf("the replay is %d with %d bytes, want %d with %d", response.StatusCode, len(body), test.status, len(test.body))
 			}

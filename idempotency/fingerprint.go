@@ -18,7 +18,16 @@ type Fingerprint [32]byte
 // Method, path, raw query, media type without its parameters, content
 // encoding and the raw bytes of the body take part. No other header does:
 // SDKs change retry counters, trace ids and User-Agent from try to try.
-type Fingerprinter struct{ d digest }
+//
+// A multipart/form-data body counts by its parts instead, see
+// [Fingerprinter.SumBody].
+type Fingerprinter struct {
+	d digest
+	// head is the digest of everything but the body.
+	head []byte
+	// boundary of a multipart/form-data body; empty for any other.
+	boundary string
+}
 
 // NewFingerprinter starts the fingerprint of a request with the given method,
 // URL and header.
@@ -30,13 +39,26 @@ func NewFingerprinter(method string, u *url.URL, header http.Header) *Fingerprin
 	d.field(mediaType(header))
 	d.field(strings.ToLower(strings.Join(header.Values("Content-Encoding"), ",")))
 	// The body is the last field and needs no length: nothing follows it.
-	return &Fingerprinter{d}
+	return &Fingerprinter{d: d, head: d.Sum(nil), boundary: formBoundary(header)}
 }
 
 // Write adds the next bytes of the body. It never returns an error.
 func (f *Fingerprinter) Write(p []byte) (int, error) { return f.d.Write(p) }
 
-// Sum returns the fingerprint of what was written so far.
+// SumBody returns the fingerprint of the request with the body that was written.
+// A multipart/form-data body counts by its parts, and not by the boundary
+// between them: SDKs draw a new boundary for every try. One that cannot be
+// parsed to its end counts by its raw bytes.
+func (f *Fingerprinter) SumBody(body *Body) Fingerprint {
+	if f.boundary != "" {
+		if fp, err := f.sumParts(body.Reader()); err == nil {
+			return fp
+		}
+	}
+	return f.Sum()
+}
+
+// Sum returns the fingerprint with the raw bytes that were written so far.
 func (f *Fingerprinter) Sum() Fingerprint {
 	var fp Fingerprint
 	f.d.Sum(fp[:0])

@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -132,6 +133,65 @@ func TestPolicy(t *testing.T) {
 				h.conclude(h.attempt(p, s), broken, unknown)
 			}
 		})
+	}
+}
+
+// An answer that is passed on before its end is concluded by its status, but a
+// refusal is none before its end.
+func TestConcludeStream(t *testing.T) {
+	header := http.Header{"Content-Type": {"text/event-stream"}}
+	only202 := func(p *idempotency.Policy) { p.StoreStatus = []idempotency.StatusRange{{First: 202, Last: 202}} }
+	tests := []struct {
+		name      string
+		policy    idempotency.Policy
+		status    int
+		want      idempotency.Conclusion
+		concluded bool
+		record    idempotency.State
+		ended     idempotency.Conclusion // when it has come to its end
+		broken    idempotency.Conclusion // when it breaks off
+	}{
+		{"200", policy(), 200, idempotency.ConcludedAccepted, true, idempotency.Completed, 0, 0},
+		{"202", policy(only202), 202, idempotency.ConcludedAccepted, true, idempotency.Completed, 0, 0},
+		{"500", policy(), 500, idempotency.ConcludedUnknown, true, idempotency.Uncertain, 0, 0},
+		{"408", policy(), 408, idempotency.ConcludedUnknown, true, idempotency.Uncertain, 0, 0},
+		{"302", policy(), 302, idempotency.ConcludedUnknown, true, idempotency.Uncertain, 0, 0},
+		{"429", policy(), 429, 0, false, idempotency.InProgress, idempotency.ConcludedRefused, idempotency.ConcludedUnknown},
+		{"503", policy(), 503, 0, false, idempotency.InProgress, idempotency.ConcludedRefused, idempotency.ConcludedUnknown},
+		{"200 outside store_status", policy(only202), 200, 0, false, idempotency.InProgress, idempotency.ConcludedNotAccepted, idempotency.ConcludedUnknown},
+	}
+	h := newHarness(t)
+	for _, test := range tests {
+		for _, whole := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, whole %t", test.name, whole), func(t *testing.T) {
+				h := *h
+				h.t = t
+				s := submitOf(t.Name())
+				a := h.attempt(test.policy, s)
+				c, reason, concluded := a.ConcludeStream(test.status, header)
+				if c != test.want || concluded != test.concluded || (reason != "") != (c == idempotency.ConcludedUnknown) {
+					t.Errorf("ConcludeStream gave %d, %q, %t; want %d and %t", c, reason, concluded, test.want, test.concluded)
+				}
+				h.wantState(s, test.record)
+				r := idempotency.Result{Status: test.status, Header: header, BodyNotKept: true, Whole: whole}
+				switch {
+				case concluded:
+					defer func() {
+						if recover() == nil {
+							t.Error("a second conclusion does not panic")
+						}
+						h.wantState(s, test.record)
+					}()
+					a.Conclude(r)
+				case whole:
+					h.conclude(a, r, test.ended)
+					h.wantState(s, absent)
+				default:
+					h.conclude(a, r, test.broken)
+					h.wantState(s, idempotency.Uncertain)
+				}
+			})
+		}
 	}
 }
 
