@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/caddy-idempotency/caddy-idempotency"
@@ -229,6 +230,9 @@ func TestExample(t *testing.T) {
 	text, err := os.ReadFile("../Caddyfile.example")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if formatted := caddyfile.Format(text); string(formatted) != string(text) {
+		t.Error("Caddyfile.example is not formatted: run caddy fmt --overwrite Caddyfile.example")
 	}
 	for _, store := range []string{"", "redis localhost:6379"} {
 		t.Setenv("IDEMPOTENCY_STORE", store)

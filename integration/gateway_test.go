@@ -55,6 +55,7 @@ type options struct {
 	idempotency string // lines of the handler's block
 	global      string // lines of the global block
 	proxy       string // lines of reverse_proxy's block
+	log         string // the site's log directive; default: log
 	before      string // lines of the site before the handler
 	instead     string // replaces reverse_proxy
 }
@@ -70,6 +71,13 @@ func startGateway(t testing.TB, upstream string, o options) *gateway {
 		dir:   dir,
 	}
 	g.write(t, upstream, o)
+	g.endWith(t)
+	g.run(t)
+	return g
+}
+
+// endWith ends the gateway with the test.
+func (g *gateway) endWith(t testing.TB) {
 	t.Cleanup(func() {
 		if g.cmd != nil {
 			g.end(t, syscall.SIGTERM)
@@ -81,8 +89,6 @@ func startGateway(t testing.TB, upstream string, o options) *gateway {
 			t.Logf("log of the gateway at %s:\n%s", g.url, g.log.String())
 		}
 	})
-	g.run(t)
-	return g
 }
 
 // write writes the gateway's Caddyfile.
@@ -90,6 +96,9 @@ func (g *gateway) write(t testing.TB, upstream string, o options) {
 	t.Helper()
 	if o.store == "" {
 		o.store = "embedded " + filepath.Join(g.dir, "idempotency.db")
+	}
+	if o.log == "" {
+		o.log = "log"
 	}
 	answerer := o.instead
 	if answerer == "" {
@@ -106,14 +115,14 @@ func (g *gateway) write(t testing.TB, upstream string, o options) {
 	%s
 }
 %s {
-	log
+	%s
 	%s
 	idempotency {
 		%s
 	}
 	%s
 }
-`, g.admin, g.dir, o.store, o.global, g.url, o.before, o.idempotency, answerer)
+`, g.admin, g.dir, o.store, o.global, g.url, o.log, o.before, o.idempotency, answerer)
 	if err := os.WriteFile(g.caddyfile, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -272,6 +281,13 @@ func (g *gateway) sendLater(t testing.TB, r request) <-chan answer {
 	answers := make(chan answer, 1)
 	go func() { answers <- g.send(t, r) }()
 	return answers
+}
+
+// awaitLog waits until the log has the text: Caddy writes its access log after
+// the answer.
+func (g *gateway) awaitLog(t testing.TB, text string) {
+	t.Helper()
+	await(t, "the log to have "+text, func() bool { return strings.Contains(g.log.String(), text) })
 }
 
 // logBuffer collects a process's output.

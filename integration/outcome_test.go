@@ -271,9 +271,9 @@ func TestCallerBreaksOffUpload(t *testing.T) {
 			"\r\nAuthorization: Bearer caller\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\n"+framing); err != nil {
 			t.Fatal(err)
 		}
-		lines := strings.Count(g.log.String(), `"status"`)
+		requests := strings.Count(g.log.String(), `"handled request"`)
 		_ = conn.Close()
-		await(t, "the gateway to notice", func() bool { return strings.Count(g.log.String(), `"status"`) > lines })
+		await(t, "the gateway to notice", func() bool { return strings.Count(g.log.String(), `"handled request"`) > requests })
 	}
 	p.want(t, 0)
 	if got := g.send(t, request{key: "k", body: "another body"}); got.status != 202 {

@@ -125,14 +125,16 @@ func TestSDKStopsAtUnknownOutcome(t *testing.T) {
 			if first.Status < 500 || first.ShouldRetry != "false" {
 				t.Errorf("the application got %+v", first)
 			}
-			if n := strings.Count(g.log.String(), `"handled request"`); n != 1 {
-				t.Errorf("the SDK sent %d requests, want 1", n)
-			}
 			p.now(nil)
 			again := openAI(t, g, sdkCall{Call: "videos", Key: "k"})
 			p.want(t, 1)
 			if again.Status != 409 || again.Code != "idempotency_outcome_unknown" {
 				t.Errorf("again: %+v", again)
+			}
+			g.send(t, request{method: http.MethodGet, path: "/last"})
+			g.awaitLog(t, "/last")
+			if n := strings.Count(g.log.String(), `"method":"POST"`); n != 2 {
+				t.Errorf("two calls of the SDK were %d requests, want 2", n)
 			}
 		})
 	}

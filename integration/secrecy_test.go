@@ -72,6 +72,39 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
+// The filter of README and Caddyfile.example keeps what Caddy itself logs free
+// of keys and API keys: in the access log, in the error log and in
+// reverse_proxy's warnings.
+func TestLogFilter(t *testing.T) {
+	const filter = "log {\nformat filter {\nrequest>headers>Idempotency-Key delete\nrequest>headers>X-Api-Key delete\n}\n}"
+	secret := request{key: "mark-key", body: "x", header: map[string][]string{"X-Api-Key": {"mark-api-key"}}}
+	p := startProvider(t, nil)
+	g := startGateway(t, p.url, options{global: filter, log: filter})
+	g.send(t, secret)
+	p.now(hangUp("HTTP/1.1 202 Accepted\r\nContent-Length: 9\r\n\r\nx", false))
+	broken, refused := secret, secret
+	broken.key, refused.key = "mark-key-2", "mark-key-3"
+	g.send(t, broken)
+	p.want(t, 2)
+	g.write(t, freeAddress(t), options{global: filter, log: filter})
+	g.reload(t)
+	g.send(t, refused)
+	for _, message := range []string{"handled request", "aborting with incomplete response", "http.log.error"} {
+		g.awaitLog(t, message)
+	}
+	for line := range strings.Lines(g.log.String()) {
+		if strings.Contains(line, "mark-") || strings.Contains(line, "Bearer caller") {
+			t.Errorf("in spite of the filter the log has a secret: %s", line)
+		}
+	}
+
+	// Without it the keys are there, so the filter is what removes them.
+	plain := startGateway(t, p.url, options{})
+	p.now(nil)
+	plain.send(t, secret)
+	plain.awaitLog(t, "mark-key")
+}
+
 // A request body leaves no file behind, in whatever way its request ends.
 func TestTemporaryFiles(t *testing.T) {
 	p := startProvider(t, nil)
