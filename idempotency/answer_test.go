@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"maps"
 	"net/http"
@@ -185,5 +186,38 @@ func TestStoredAnswer(t *testing.T) {
 	}, idempotency.ConcludedAccepted)
 	if a := h.details(s).Answer; a == nil || a.Status != 200 || !a.Unavailable || len(a.Header)+len(a.Body) > 0 {
 		t.Errorf("stored answer is %+v", a)
+	}
+}
+
+// Header fields and paths can have bytes that are no UTF-8.
+func TestReplayOfLatin1(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	for name, change := range map[string]func(*idempotency.Submit, *idempotency.Result){
+		"header": func(_ *idempotency.Submit, r *idempotency.Result) {
+			r.Header = http.Header{"Content-Disposition": {"attachment; filename=\"caf\xe9.mp4\""}}
+		},
+		"path": func(s *idempotency.Submit, _ *idempotency.Result) { s.Details.Path = "/v1/jobs/\xff" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, r := submitOf(name), accepted("answer")
+			change(&s, &r)
+			h.conclude(h.attempt(policy(), s), r, idempotency.ConcludedAccepted)
+			a, err := h.engine.Begin(context.Background(), policy(), s)
+			if err != nil || a.Replay == nil {
+				t.Fatalf("the repeat gets %+v, %v; want a replay", a, err)
+			}
+			if got := a.Replay.Header.Get("Content-Disposition"); got != r.Header.Get("Content-Disposition") {
+				t.Errorf("header comes back as %q", got)
+			}
+		})
+	}
+}
+
+// Over HTTP/2 even an empty Write is an error after a 204.
+func TestReplayOf204OverHTTP2(t *testing.T) {
+	response, _ := replayOf(t, idempotency.Result{Status: 204, Whole: true}, true)
+	if response.StatusCode != 204 || response.Header.Get("Content-Length") != "" {
+		t.Errorf("the replay is %d with Content-Length %q", response.StatusCode, response.Header.Get("Content-Length"))
 	}
 }

@@ -16,10 +16,15 @@ type Attempt struct {
 	token   Token
 	details Details
 
+	// strayUntil is when another try of its claim can no longer be granted, on
+	// the store's clock; zero if there is none.
+	strayUntil time.Time
+
 	concluded atomic.Bool
 	// Guarded by engine.mu.
 	renewAt time.Time
 	lost    bool
+	ended   bool // its outcome is being stored
 }
 
 // ID returns the record's id.
@@ -40,7 +45,10 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 	}
 	// Renewal stops first: a lease must not be renewed after the record has
 	// become somebody else's.
-	a.engine.leave(a)
+	a.engine.stopRenewal(a)
+	// Not before the outcome is stored, or left to the keeper: until then the
+	// engine is not idle, and the store must stay open.
+	defer a.engine.leave(a)
 
 	c = a.policy.classify(r)
 	switch c {
@@ -82,6 +90,9 @@ func (a *Attempt) ConcludeStream(status int, header http.Header) (c Conclusion, 
 // store does one transition now, and leaves it to the keeper if that fails.
 func (a *Attempt) store(op operation, details Details, status int) {
 	u := &unsettled{op: op, id: a.id, token: a.token, status: status}
+	if op == opRelease && !a.strayUntil.IsZero() {
+		u.op, u.notAfter = opWithdraw, a.strayUntil
+	}
 	if op != opRelease {
 		payload, err := details.encode()
 		if err != nil {

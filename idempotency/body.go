@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 )
 
@@ -34,7 +35,7 @@ func ReadBody(r io.Reader, declared, maximum int64, tee io.Writer) (*Body, error
 	}
 	// One byte more than the maximum tells a body that is too large from one
 	// that just fits.
-	limited := io.TeeReader(io.LimitReader(r, maximum+1), tee)
+	limited := io.TeeReader(io.LimitReader(r, min(maximum, math.MaxInt64-1)+1), tee)
 
 	var memory bytes.Buffer
 	if declared > 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -229,4 +230,15 @@ func TestReadBodyFails(t *testing.T) {
 		}
 		_ = small.Close()
 	})
+}
+
+func TestReadBodyWithoutMaximum(t *testing.T) {
+	body, err := idempotency.ReadBody(bytes.NewReader([]byte("body")), -1, math.MaxInt64, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	if body.Size() != 4 {
+		t.Errorf("size is %d, want 4: the body is lost", body.Size())
+	}
 }

@@ -31,6 +31,9 @@
 //	   │ same attempt           │  └──▶ InProgress, for a new attempt
 //	   └────────────────────────┘
 //
+// A released record is absent; but one that was taken over is Uncertain again,
+// because nobody knows more about the attempt before than they did.
+//
 // A record belongs to one attempt, named by a random [Token]. An attempt that
 // has lost its record changes nothing any more, whatever it learns.
 //

@@ -140,7 +140,7 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 	now := reply.Now
 	switch reply.Verdict {
 	case Claimed:
-		a := &Attempt{engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details}
+		a := &Attempt{engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details, strayUntil: claim.NotAfter}
 		e.attend(a, sentAt)
 		return Admission{Attempt: a}, nil
 	case AlreadyCompleted:
@@ -189,6 +189,12 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 		c.NotAfter = storeNow.Add(2 * e.timeout)
 		reply, err := e.claimOnce(ctx, *c)
 		if err == nil && reply.Verdict != TooLate {
+			switch {
+			case !mayBeGranted:
+				c.NotAfter = time.Time{} // no other try is on its way
+			case reply.Verdict != Claimed:
+				e.settleLater(&unsettled{op: opWithdraw, id: c.ID, token: c.Token, notAfter: c.NotAfter}, c.Lease+c.Retention)
+			}
 			return reply, nil
 		}
 		if err == nil {
@@ -290,7 +296,13 @@ func (e *Engine) Drain(ctx context.Context) (alive, unstored []RecordID) {
 func (e *Engine) InFlight() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.live)
+	n := 0
+	for a := range e.live {
+		if !a.ended {
+			n++
+		}
+	}
+	return n
 }
 
 // Close closes the store. It may be called once, when the engine is idle.

@@ -999,3 +999,92 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
+
+// A try of a claim may still come true after another try was answered by
+// somebody else's record. It is taken back like any other.
+func TestLateClaimBehindAnother(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	s := submitOf("k")
+	running := h.attempt(policy(), s)
+	late := &delayed{}
+	h.store.spoil("claim", first(1, late.fault))
+	h.wantProblem(policy(), s, idempotency.CodeInProgress)
+	h.conclude(running, refusal, idempotency.ConcludedRefused)
+	h.wantState(s, absent)
+	late.run(t) // within its time
+	h.awaitState(s, absent)
+	h.clock.advance(time.Hour)
+}
+
+// The same after the attempt itself: its other try comes when the key is free.
+func TestLateClaimBehindItsOwnRefusal(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	s := submitOf("k")
+	late := &delayed{}
+	h.store.spoil("claim", first(1, late.fault))
+	h.conclude(h.attempt(policy(), s), refusal, idempotency.ConcludedRefused)
+	h.wantState(s, absent)
+	late.run(t) // within its time
+	h.awaitState(s, absent)
+	h.clock.advance(time.Hour)
+}
+
+// A take-over that was never sent does not make an unknown outcome known.
+func TestWithdrawnTakeOver(t *testing.T) {
+	t.Parallel()
+	for name, giveUp := range map[string]func(h *harness, s idempotency.Submit){
+		"replies lost": func(h *harness, s idempotency.Submit) {
+			h.store.spoil("claim", first(2, replyLost))
+			if _, err := h.engine.Begin(context.Background(), policy(resubmit), s); err == nil {
+				t.Error("Begin gave no error")
+			}
+		},
+		"never sent": func(h *harness, s idempotency.Submit) {
+			h.conclude(h.attempt(policy(resubmit), s), idempotency.Result{Sent: idempotency.NeverSent}, idempotency.ConcludedNeverSent)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			s := submitOf("k")
+			h.conclude(h.attempt(policy(), s), broken, idempotency.ConcludedUnknown)
+			giveUp(h, s)
+			h.clock.advance(time.Hour)
+			h.idle()
+			h.wantState(s, idempotency.Uncertain)
+		})
+	}
+}
+
+// An outcome on its way to the store is not idleness.
+func TestConclusionIsNotIdle(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	s := submitOf("k")
+	a := h.attempt(policy(), s)
+	gate := make(chan struct{})
+	h.store.spoil("complete", first(1, heldBy(gate)))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a.Conclude(accepted("answer"))
+	}()
+	await(t, "the completion", func() bool { return h.store.count("complete") == 1 })
+	// Give a keeper that thinks it is idle the time to end.
+	b := h.attempt(policy(leaseOf(30*time.Millisecond)), submitOf("other"))
+	await(t, "a renewal", func() bool { return h.store.count("renew") > 0 })
+	h.conclude(b, refusal, idempotency.ConcludedRefused)
+	ended, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	alive, unstored := h.engine.Drain(ended)
+	if !slices.Equal(append(alive, unstored...), []idempotency.RecordID{s.ID}) {
+		t.Errorf("Drain gave %v alive and %v unstored while an acceptance is being stored", alive, unstored)
+	}
+	if h.held.Load() == 0 {
+		t.Error("the store is not held while an acceptance is being stored")
+	}
+	close(gate)
+	<-done
+	h.wantReplay(s, 202, "answer")
+}

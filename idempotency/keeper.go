@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -74,6 +75,13 @@ func (e *Engine) attend(a *Attempt, claimSent time.Time) {
 	e.live[a] = struct{}{}
 	a.renewAt = claimSent.Add(a.policy.Lease / 3)
 	e.keepLocked(a.renewAt)
+}
+
+// stopRenewal ends the renewal of an attempt's lease.
+func (e *Engine) stopRenewal(a *Attempt) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a.ended = true
 }
 
 // leave takes an attempt out of the keeper's care.
@@ -153,7 +161,7 @@ func (e *Engine) keep(release func(), idle chan struct{}) {
 func (e *Engine) nextLocked() time.Time {
 	next := time.Now().Add(time.Hour)
 	for a := range e.live {
-		if !a.lost && a.renewAt.Before(next) {
+		if !a.lost && !a.ended && a.renewAt.Before(next) {
 			next = a.renewAt
 		}
 	}
@@ -172,7 +180,7 @@ func (e *Engine) renewDue() {
 	var due []*Attempt
 	e.mu.Lock()
 	for a := range e.live {
-		if !a.lost && !a.renewAt.After(now.Add(a.policy.Lease/10)) {
+		if !a.lost && !a.ended && !a.renewAt.After(now.Add(a.policy.Lease/10)) {
 			due = append(due, a)
 		}
 	}
@@ -196,31 +204,42 @@ func (e *Engine) renew(attempts []*Attempt) {
 	ctx, cancel := context.WithTimeout(context.Background(), e.timeout)
 	defer cancel()
 	replies, err := e.store.Renew(ctx, renewals)
+	if err == nil && len(replies) != len(attempts) {
+		err = fmt.Errorf("store answered %d of %d renewals", len(replies), len(attempts))
+	}
 	if err != nil {
 		e.observer.StoreError("renew", attempts[0].id, err)
 	}
+	for _, id := range e.noteRenewals(attempts, sent, replies, err) {
+		e.observer.LeaseLost(id)
+	}
+}
 
+// noteRenewals notes when each attempt is to be renewed next, and returns the
+// records whose lease is lost.
+func (e *Engine) noteRenewals(attempts []*Attempt, sent time.Time, replies []Reply, err error) (lost []RecordID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i, a := range attempts {
 		_, alive := e.live[a]
 		switch {
-		case !alive: // concluded meanwhile; a lost lease says nothing then
+		case !alive || a.ended: // concluded meanwhile; a lost lease says nothing then
 		case err != nil:
 			a.renewAt = time.Now().Add(min(a.policy.Lease/10, time.Second))
 		case replies[i].Applied:
 			a.renewAt = sent.Add(a.policy.Lease / 3)
 		default:
 			a.lost = true
-			e.observer.LeaseLost(a.id)
+			lost = append(lost, a.id)
 		}
 	}
+	return lost
 }
 
 // settleDue carries out the transitions that are due. While the store fails it
 // is asked with one of them at a time.
 func (e *Engine) settleDue() {
-	atOnce := settleAtOnce
+	atOnce := 1 // until one has gone well
 	for {
 		batch := e.takeDue(atOnce)
 		if len(batch) == 0 {
@@ -264,6 +283,7 @@ func (e *Engine) settleDue() {
 		if allFailed {
 			return
 		}
+		atOnce = settleAtOnce
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"time"
 
@@ -42,7 +43,11 @@ func (s State) String() string {
 // stores decide by; what people and replays read is in Payload, which stores
 // do not look into. Times are the store's clock, in whole milliseconds.
 type Record struct {
-	State       State
+	State State
+	// Resubmitted: the record is in progress for an attempt that took it over
+	// from another one, whose outcome is unknown.
+	Resubmitted bool
+	// Token of the attempt that the record belongs to; zero if it is nobody's.
 	Token       Token
 	Fingerprint Fingerprint
 	// CreatedAt is when the record's first attempt was claimed.
@@ -83,7 +88,7 @@ func (r Record) ExpiresAt() time.Time {
 //
 //	offset  bytes  field
 //	     0      1  version, 1
-//	     1      1  state
+//	     1      1  state: p, c or u; r for in progress and resubmitted
 //	     2     16  token
 //	    18     32  fingerprint
 //	    50      8  created at, Unix milliseconds, big endian
@@ -94,11 +99,16 @@ func (r Record) ExpiresAt() time.Time {
 const (
 	recordVersion    = 1
 	recordHeaderSize = 82
+	resubmittedState = 'r'
 )
 
 // AppendBinary appends the binary form of r to b.
 func (r Record) AppendBinary(b []byte) ([]byte, error) {
-	b = append(b, recordVersion, byte(r.State))
+	state := byte(r.State)
+	if r.State == InProgress && r.Resubmitted {
+		state = resubmittedState
+	}
+	b = append(b, recordVersion, state)
 	b = append(b, r.Token[:]...)
 	b = append(b, r.Fingerprint[:]...)
 	for _, ms := range []int64{
@@ -119,14 +129,22 @@ func (r *Record) UnmarshalBinary(data []byte) error {
 		return fmt.Errorf("%w: it has version %d, and this gateway reads version %d", ErrUnreadable, data[0], recordVersion)
 	}
 	state := State(data[1])
+	resubmitted := data[1] == resubmittedState
+	if resubmitted {
+		state = InProgress
+	}
 	switch state {
 	case InProgress, Completed, Uncertain:
 	default:
 		return fmt.Errorf("%w: its state is %d", ErrUnreadable, data[1])
 	}
 	milliseconds := func(offset int) int64 { return int64(binary.BigEndian.Uint64(data[offset:])) }
+	if ms := milliseconds(74); ms < 0 || ms > math.MaxInt64/int64(time.Millisecond) {
+		return fmt.Errorf("%w: its retention is no duration", ErrUnreadable)
+	}
 	*r = Record{
 		State:       state,
+		Resubmitted: resubmitted,
 		Token:       Token(data[2:18]),
 		Fingerprint: Fingerprint(data[18:50]),
 		CreatedAt:   time.UnixMilli(milliseconds(50)),
@@ -169,6 +187,7 @@ var payloadDecoding = func() cbor.DecMode {
 		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
 		IndefLength:       cbor.IndefLengthForbidden,
 		TagsMd:            cbor.TagsForbidden,
+		UTF8:              cbor.UTF8DecodeInvalid, // header fields and paths are any bytes
 	}.DecMode()
 	if err != nil {
 		panic(err) // the options above are constants
@@ -188,6 +207,9 @@ func (d Details) encode() ([]byte, error) {
 // understand is ErrUnreadable.
 func DecodeDetails(payload []byte) (Details, error) {
 	var d Details
+	if len(payload) == 0 || payload[0]>>5 != 5 { // a map; null would decode to nothing
+		return Details{}, fmt.Errorf("%w: its payload is no map", ErrUnreadable)
+	}
 	if err := payloadDecoding.Unmarshal(payload, &d); err != nil {
 		// The decoder's text can quote the payload, so it is not passed on.
 		return Details{}, fmt.Errorf("%w: its payload does not decode", ErrUnreadable)

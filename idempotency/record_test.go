@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"math"
 	"net/http"
 	"reflect"
 	"strings"
@@ -295,4 +296,26 @@ func FuzzDecodeDetails(f *testing.F) {
 			t.Errorf("%+v comes back as %+v", d, again)
 		}
 	})
+}
+
+// A retention that is no duration does not make a record that is absent.
+func TestRecordRetentionUnreadable(t *testing.T) {
+	for name, ms := range map[string]int64{"negative": -1, "lowest": math.MinInt64, "overflow": math.MaxInt64/1_000_000 + 1, "highest": math.MaxInt64} {
+		t.Run(name, func(t *testing.T) {
+			data := bytes.Clone(marshal(t, sampleRecord(idempotency.Completed)))
+			binary.BigEndian.PutUint64(data[74:], uint64(ms))
+			var r idempotency.Record
+			if err := r.UnmarshalBinary(data); !errors.Is(err, idempotency.ErrUnreadable) {
+				t.Errorf("UnmarshalBinary gave %v and a record that expires at %s, want ErrUnreadable", err, r.ExpiresAt())
+			}
+		})
+	}
+}
+
+func TestDecodeDetailsNull(t *testing.T) {
+	for _, payload := range [][]byte{{0xf6}, {0xf7}} {
+		if d, err := idempotency.DecodeDetails(payload); !errors.Is(err, idempotency.ErrUnreadable) {
+			t.Errorf("DecodeDetails(%x) gave %+v, %v; want ErrUnreadable", payload, d, err)
+		}
+	}
 }

@@ -82,7 +82,10 @@ type Store interface {
 	// also if the record is uncertain with that token already.
 	MarkUncertain(ctx context.Context, e Ending) (Reply, error)
 
-	// Release removes the record, if it has that token and is not completed.
+	// Release removes the record, if it has that token and is not completed. A
+	// record that the attempt had taken over becomes uncertain again instead,
+	// with a zero token: the outcome of the attempt before it is as unknown as
+	// it was, and nothing that this attempt has found out says otherwise.
 	Release(ctx context.Context, id RecordID, token Token) (Reply, error)
 
 	// Get returns a record as it is. The second result is false if there is

@@ -159,10 +159,10 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 		return idempotency.ClaimReply{}, err
 	}
 	reply := idempotency.ClaimReply{Now: r.now}
-	created := r.now
+	created, resubmitted := r.now, false
 	if found {
-		created = record.CreatedAt
 		mine := record.Token == c.Token && record.State == idempotency.InProgress
+		created, resubmitted = record.CreatedAt, !mine || record.Resubmitted
 		switch state := record.StateAt(r.now); {
 		case mine:
 		case record.Fingerprint != c.Fingerprint:
@@ -186,6 +186,7 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 	reply.Verdict = idempotency.Claimed
 	return reply, r.put(c.ID, idempotency.Record{
 		State:       idempotency.InProgress,
+		Resubmitted: resubmitted,
 		Token:       c.Token,
 		Fingerprint: c.Fingerprint,
 		CreatedAt:   created,
@@ -246,6 +247,11 @@ func (s *Store) Release(ctx context.Context, id idempotency.RecordID, token idem
 	return s.end(ctx, id, token, func(r *records, record idempotency.Record) (bool, error) {
 		if record.State == idempotency.Completed {
 			return false, nil
+		}
+		if record.Resubmitted {
+			record.State, record.Resubmitted = idempotency.Uncertain, false
+			record.Token, record.ChangedAt = idempotency.Token{}, r.now
+			return true, r.put(id, record)
 		}
 		return true, r.delete(id, record)
 	})

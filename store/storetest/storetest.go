@@ -435,6 +435,24 @@ func testTakeOver(t *testing.T, f Fixture) {
 	heir.TakeOver = true
 	expired.claim(heir, idempotency.Claimed)
 	expired.wantRecord(idempotency.InProgress, heir, "claimed a")
+
+	// Who gives up what was taken over does not free it: the first attempt's
+	// outcome is as unknown as it was.
+	expired.claim(heir, idempotency.Claimed) // its reply was lost
+	expired.renew(heir, time.Minute, true)
+	expired.release(heir, true)
+	nobody := heir
+	nobody.Token = idempotency.Token{}
+	expired.wantRecord(idempotency.Uncertain, nobody, "claimed a")
+	expired.release(heir, false)
+	expired.complete(c, "late", false)
+	expired.claim(expired.request("a"), idempotency.AlreadyUncertain)
+	expired.claim(expired.request("b"), idempotency.OtherRequest)
+	again := expired.request("a")
+	again.TakeOver = true
+	expired.claim(again, idempotency.Claimed)
+	expired.uncertain(again, "lost again", true)
+	expired.complete(again, "done", true)
 }
 
 func testOtherRequest(t *testing.T, f Fixture) {

@@ -29,7 +29,10 @@ if record and not mine then
 end
 
 if now > not_after then return reply('claim', token, 'too_late') end
-local created = now
-if record then created = record.created end
-write('p', token, fingerprint, created, now, now + lease, retention, ARGV[7])
+local created, state = now, 'p'
+if record then
+  created = record.created
+  if not mine or record.resubmitted then state = 'r' end
+end
+write(state, token, fingerprint, created, now, now + lease, retention, ARGV[7])
 return reply('claim', token, 'claimed')

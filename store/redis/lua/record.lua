@@ -34,13 +34,19 @@ local function read()
     return nil, redis.error_reply('UNREADABLE record has an unknown version')
   end
   local state = string.sub(value, 2, 2)
+  local resubmitted = state == 'r'
+  if resubmitted then state = 'p' end
   if state ~= 'p' and state ~= 'c' and state ~= 'u' then
     return nil, redis.error_reply('UNREADABLE record has an unknown state')
   end
   local created, changed, lease_until, retention = struct.unpack('>I8I8I8I8', value, 51)
+  if retention > 9223372036854 then
+    return nil, redis.error_reply('UNREADABLE record has a retention that is no duration')
+  end
   return {
     value = value,
     state = state,
+    resubmitted = resubmitted,
     token = string.sub(value, 3, 18),
     fingerprint = string.sub(value, 19, 50),
     created = created,
@@ -50,10 +56,11 @@ local function read()
   }
 end
 
--- Writes a record; the time to live is counted as Record.ExpiresAt does.
+-- Writes a record; the time to live is counted as Record.ExpiresAt does. The
+-- state is a letter as it is stored: 'r' is in progress after a take-over.
 local function write(state, token, fingerprint, created, changed, lease_until, retention, payload)
   local expires = changed + retention
-  if state == 'p' then expires = lease_until + retention end
+  if state == 'p' or state == 'r' then expires = lease_until + retention end
   redis.call('SET', KEYS[1],
     string.char(VERSION) .. state .. token .. fingerprint ..
     struct.pack('>I8I8I8I8', created, changed, lease_until, retention) .. payload,
