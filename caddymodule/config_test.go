@@ -237,7 +237,7 @@ func TestExample(t *testing.T) {
 	for _, store := range []string{"", "redis localhost:6379"} {
 		t.Setenv("IDEMPOTENCY_STORE", store)
 		if store == "" {
-			os.Unsetenv("IDEMPOTENCY_STORE") //nolint:errcheck // Setenv restores it
+			os.Unsetenv("IDEMPOTENCY_STORE") // Setenv restores it
 		}
 		adapted, err := adaptAndValidate(string(text))
 		if err != nil {

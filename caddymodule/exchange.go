@@ -39,7 +39,7 @@ func (e *exchange) submit(key idempotency.Key) error {
 		// scope would put all callers into one.
 		value, err := e.repl.ReplaceOrErr(text, false, true)
 		if err != nil {
-			return caddyhttp.Error(http.StatusInternalServerError, fmt.Errorf("idempotency: scope: %w", err))
+			return e.fail(caddyhttp.Error(http.StatusInternalServerError, fmt.Errorf("scope: %w", err)))
 		}
 		scope[i] = value
 	}
@@ -49,14 +49,22 @@ func (e *exchange) submit(key idempotency.Key) error {
 	fingerprint := idempotency.NewFingerprinter(e.r.Method, e.r.URL, e.r.Header)
 	body, err := idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, fingerprint)
 	if errors.Is(err, idempotency.ErrBodyTooLarge) {
+		if e.r.ProtoMajor == 1 {
+			// Otherwise net/http waits for the rest of the body before it answers.
+			e.w.Header().Set("Connection", "close")
+		}
 		return e.problem(idempotency.Problem{Code: idempotency.CodeBodyTooLarge,
 			Detail: fmt.Sprintf("The maximum is %d bytes.", e.maxRequestBody)})
 	}
 	if err != nil {
 		// The caller broke off, or sent something that is no body.
-		return bodyError(err)
+		return e.fail(bodyError(err))
 	}
-	defer body.Close()
+	defer func() {
+		if err := body.Close(); err != nil {
+			e.logger.Error("closing temporary file of a request body", zap.Error(err))
+		}
+	}()
 
 	engine, release, err := e.engine.use()
 	if err != nil {
@@ -83,6 +91,26 @@ func (e *exchange) submit(key idempotency.Key) error {
 	}
 }
 
+// fail answers with the status of an error. The error is not returned to Caddy:
+// handle_errors may pass the request on to another provider, without
+// protection.
+func (e *exchange) fail(err error) error {
+	status := http.StatusInternalServerError
+	var withStatus caddyhttp.HandlerError
+	if errors.As(err, &withStatus) && withStatus.StatusCode != 0 {
+		status = withStatus.StatusCode
+	}
+	level := zap.ErrorLevel
+	if status < http.StatusInternalServerError {
+		level = zap.DebugLevel
+	}
+	e.logger.Log(level, "a request with a key failed, and nothing is recorded",
+		zap.String("record", string(e.id)), zap.Int("status", status), zap.Error(err))
+	e.w.Header().Set("Cache-Control", "no-store")
+	e.w.WriteHeader(status)
+	return nil
+}
+
 // bodyError gives an error in reading the body the status that Caddy's own
 // request_body handler meant, 500 if it is the gateway's, and 400 otherwise.
 func bodyError(err error) error {
@@ -99,11 +127,12 @@ func bodyError(err error) error {
 
 // storeError answers a submit whose claim failed.
 func (e *exchange) storeError(err error, body *idempotency.Body) error {
-	if e.OnStoreError == choiceForward {
+	// A record that cannot be read is there: the submit was sent before.
+	if e.OnStoreError == choiceForward && !errors.Is(err, idempotency.ErrUnreadable) {
 		e.note(outcomeStoreError)
 		e.logger.Warn("submit is forwarded without protection because the store failed (on_store_error forward)",
 			zap.String("record", string(e.id)), zap.Error(err))
-		return e.next.ServeHTTP(e.w, outgoing(e.r, e.r.Context(), body))
+		return e.next.ServeHTTP(e.w, outgoing(e.r.Context(), e.r, body))
 	}
 	return e.problem(idempotency.Problem{Code: idempotency.CodeStoreUnavailable, RetryAfter: retryStore})
 }
@@ -128,13 +157,16 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 		}
 	}
 
-	crashed, err := serve(e.next, rec, outgoing(e.r, f.ctx, body))
+	crashed, err := serve(e.next, rec, outgoing(f.ctx, e.r, body))
 	if rec.concluded {
 		if crashed != nil {
 			panic(crashed.value)
 		}
 		rec.finish()
-		return err
+		if err != nil {
+			e.logger.Error("an answer that was passed on ended in an error", zap.String("record", string(e.id)), zap.Error(err))
+		}
+		return nil
 	}
 
 	result := f.result(rec, err, crashed)
@@ -173,12 +205,12 @@ func (e *exchange) answer(rec *recorder, result idempotency.Result, conclusion i
 		return problem.Write(e.w, e.format, status)
 	case idempotency.ConcludedNeverSent:
 		if err == nil {
-			err = caddyhttp.Error(http.StatusGatewayTimeout, errors.New("idempotency: no connection to the provider"))
+			err = caddyhttp.Error(http.StatusGatewayTimeout, errors.New("no connection to the provider"))
 		}
-		return err
+		return e.fail(err)
 	case idempotency.ConcludedAccepted, idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
 		if err != nil {
-			return err // a handler refused by an error, and Caddy writes the answer
+			return e.fail(err) // a handler turned the request away
 		}
 		rec.flushAll()
 		return nil

@@ -53,12 +53,17 @@ func newForwarding(r *http.Request, timeout time.Duration) *forwarding {
 	// reverse_proxy sets it when it has chosen an upstream. One that stands
 	// before this handler (forward_auth) may have left it behind.
 	f.repl.Delete(placeholderChosen)
+	f.repl.Delete(placeholderStatus)
 	return f
 }
 
 // placeholderChosen is one of the placeholders that reverse_proxy sets when it
 // has chosen an upstream, and before it tries to reach it.
 const placeholderChosen = "http.reverse_proxy.upstream.requests"
+
+// placeholderStatus has the provider's own status. reverse_proxy sets it before
+// response handlers, its own or intercept's, put something in its place.
+const placeholderStatus = "http.reverse_proxy.status_code"
 
 // follow ends the upstream timeout and binds the forwarding to the caller from
 // here on.
@@ -77,13 +82,15 @@ func (f *forwarding) end() {
 
 // outgoing returns the request as it goes to the handlers below: with the body
 // that was read, and without what must not reach a provider.
-func outgoing(r *http.Request, ctx context.Context, body *idempotency.Body) *http.Request { //nolint:revive // the context is not the caller's
+func outgoing(ctx context.Context, r *http.Request, body *idempotency.Body) *http.Request {
 	out := r.WithContext(ctx)
 	out.Header = r.Header.Clone()
 	// The stored body must be readable by every later caller.
 	out.Header.Del("Accept-Encoding")
 	// The body is here already.
 	out.Header.Del("Expect")
+	// A submit is answered, not upgraded.
+	out.Header.Del("Upgrade")
 	// The gateway's own words are not taken from callers.
 	out.Header.Del(idempotency.HeaderReplayed)
 	out.Header.Del(idempotency.HeaderError)
@@ -116,6 +123,9 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 		Whole:       err == nil && crashed == nil && rec.whole(),
 		TimedOut:    f.timedOut.Load(),
 		Panicked:    crashed != nil && !crashed.isAbort(),
+	}
+	if status, ok := f.repl.Get(placeholderStatus); ok {
+		r.ProviderStatus, _ = status.(int)
 	}
 	if rec.streaming {
 		// It was not concluded when the stream began, so its end decides.

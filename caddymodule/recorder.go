@@ -69,6 +69,8 @@ func (rec *recorder) WriteHeader(status int) {
 	if status < http.StatusOK && status != http.StatusSwitchingProtocols {
 		outer := rec.ResponseWriterWrapper.Header()
 		replaceHeader(outer, rec.header)
+		outer.Del(idempotency.HeaderReplayed)
+		outer.Del(idempotency.HeaderError)
 		rec.ResponseWriterWrapper.WriteHeader(status)
 		replaceHeader(outer, rec.initial)
 		return

@@ -2,11 +2,15 @@ package caddymodule
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 )
@@ -34,6 +38,9 @@ type routeCheck struct {
 	named   map[string]*caddyhttp.Route
 	calling []string // named routes that are being looked at
 	logger  *zap.Logger
+	// answering: the routes that are being looked at run when a proxy behind a
+	// handler has its answer.
+	answering bool
 }
 
 // element is what the check wants to know about one handler.
@@ -41,6 +48,9 @@ type element struct {
 	guards  []string              // an idempotency handler: its methods
 	proxy   *proxyElement         // a reverse_proxy
 	nested  []caddyhttp.RouteList // a handler with routes: each list is a way through
+	onError caddyhttp.RouteList   // subroute: its error routes
+	answers bool                  // the nested routes run after an answer or an error
+	setsKey bool                  // it may put a key header on a request
 	invokes string                // invoke: the name of a route
 }
 
@@ -50,6 +60,7 @@ type proxyElement struct {
 	// restricted to; a set that is not restricted is nil.
 	retriedOn        [][]string
 	defaultKeepAlive bool
+	asGET            bool // it rewrites requests to GET or HEAD
 }
 
 // routes follows a request through a list of routes. guards are the methods of
@@ -90,19 +101,32 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 		if err := c.proxy(e.proxy, guards); err != nil {
 			return nil, err
 		}
+		if e.setsKey && len(guards) > 0 {
+			return nil, errors.New("header_up or request_header behind idempotency sets Idempotency-Key or X-Idempotency-Key: " +
+				"with one of them Go's HTTP client sends a request without a body again by itself; the key of the caller goes to the provider without it")
+		}
 		guards = append(guards, e.guards...)
 		lists := e.nested
 		if e.invokes != "" && c.named[e.invokes] != nil && !slices.Contains(c.calling, e.invokes) {
 			c.calling = append(c.calling, e.invokes)
 			lists = append(lists, caddyhttp.RouteList{*c.named[e.invokes]})
 		}
-		entering := guards
+		entering, answering := guards, c.answering
+		c.answering = answering || e.answers && len(guards) > 0
 		for _, list := range lists {
 			after, err := c.routes(list, entering)
 			if err != nil {
 				return nil, err
 			}
 			guards = append(guards, after...)
+		}
+		c.answering = answering
+		if len(e.onError) > 0 && len(guards) > 0 {
+			c.answering = true
+			if _, err := c.routes(e.onError, guards); err != nil {
+				return nil, err
+			}
+			c.answering = answering
 		}
 		if e.invokes != "" && len(c.calling) > 0 && c.calling[len(c.calling)-1] == e.invokes {
 			c.calling = c.calling[:len(c.calling)-1]
@@ -117,6 +141,13 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 func (c *routeCheck) proxy(p *proxyElement, guards []string) error {
 	if p == nil || len(guards) == 0 {
 		return nil
+	}
+	if c.answering {
+		return errors.New("reverse_proxy in handle_response, intercept or an error route behind idempotency: " +
+			"it would send a submit on to a second provider that the first may have accepted; answer there with respond or copy_response")
+	}
+	if p.asGET {
+		return nil // a question (forward_auth), not the submit
 	}
 	if p.defaultKeepAlive {
 		c.logger.Warn("reverse_proxy behind idempotency keeps idle connections for two minutes, longer than most providers do; " +
@@ -159,7 +190,11 @@ func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
 	case *Handler:
 		return element{guards: h.Methods}
 	case *caddyhttp.Subroute:
-		return element{nested: []caddyhttp.RouteList{h.Routes}}
+		e := element{nested: []caddyhttp.RouteList{h.Routes}}
+		if h.Errors != nil {
+			e.onError = h.Errors.Routes
+		}
+		return e
 	case *caddyhttp.Invoke:
 		return element{invokes: h.Name}
 	case *reverseproxy.Handler:
@@ -180,10 +215,19 @@ func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
 			// Provisioning has filled in the default.
 			e.proxy.defaultKeepAlive = keepsDefault(transport.KeepAlive, defaultIdleConnTimeout)
 		}
+		if h.Rewrite != nil {
+			e.proxy.asGET = isGET(h.Rewrite.Method)
+		}
+		if h.Headers != nil {
+			e.setsKey = setsKey(h.Headers.Request)
+		}
 		for _, response := range h.HandleResponse {
 			e.nested = append(e.nested, response.Routes)
 		}
+		e.answers = true
 		return e
+	case *headers.Handler:
+		return element{setsKey: setsKey(h.Request)}
 	default:
 		return element{}
 	}
@@ -196,6 +240,28 @@ func keepsDefault(k *reverseproxy.KeepAlive, idle caddy.Duration) bool {
 	return k == nil || (k.Enabled == nil || *k.Enabled) && k.IdleConnTimeout == idle
 }
 
+func isGET(method string) bool { return method == http.MethodGet || method == http.MethodHead }
+
+// setsKey reports whether the operations may put a header on a request that
+// makes net/http send it again by itself.
+func setsKey(ops *headers.HeaderOps) bool {
+	if ops == nil {
+		return false
+	}
+	for _, fields := range []http.Header{ops.Add, ops.Set} {
+		for name := range fields {
+			switch http.CanonicalHeaderKey(name) {
+			case "Idempotency-Key", "X-Idempotency-Key":
+				return true
+			}
+			if strings.Contains(name, "{") {
+				return true // a placeholder may be any name
+			}
+		}
+	}
+	return false
+}
+
 // rawHandler has the fields of all handlers that the check looks at.
 type rawHandler struct {
 	Handler string `json:"handler"`
@@ -205,7 +271,15 @@ type rawHandler struct {
 	Routes caddyhttp.RouteList `json:"routes"`
 	// invoke
 	Name string `json:"name"`
+	// headers
+	Request *headers.HeaderOps `json:"request"`
 	// reverse_proxy
+	Headers *struct {
+		Request *headers.HeaderOps `json:"request"`
+	} `json:"headers"`
+	Rewrite *struct {
+		Method string `json:"method"`
+	} `json:"rewrite"`
 	Transport *struct {
 		Protocol  string                  `json:"protocol"`
 		KeepAlive *reverseproxy.KeepAlive `json:"keep_alive"`
@@ -219,6 +293,8 @@ type rawHandler struct {
 	HandleResponse []struct {
 		Routes caddyhttp.RouteList `json:"routes"`
 	} `json:"handle_response"`
+	// subroute: its error routes; idempotency: a text
+	Errors json.RawMessage `json:"errors"`
 }
 
 func rawElement(raw json.RawMessage) (element, error) {
@@ -229,7 +305,7 @@ func rawElement(raw json.RawMessage) (element, error) {
 		return element{}, err
 	}
 	switch name.Handler {
-	case "idempotency", "subroute", "invoke", "reverse_proxy", "intercept":
+	case "idempotency", "subroute", "invoke", "headers", "reverse_proxy", "intercept":
 	default:
 		return element{}, nil
 	}
@@ -245,10 +321,22 @@ func rawElement(raw json.RawMessage) (element, error) {
 		}
 	case "subroute":
 		e.nested = []caddyhttp.RouteList{h.Routes}
+		if h.Errors != nil {
+			var onError caddyhttp.HTTPErrorConfig
+			if err := json.Unmarshal(h.Errors, &onError); err != nil {
+				return element{}, fmt.Errorf("subroute: errors: %w", err)
+			}
+			e.onError = onError.Routes
+		}
 	case "invoke":
 		e.invokes = h.Name
+	case "headers":
+		e.setsKey = setsKey(h.Request)
 	case "reverse_proxy":
-		e.proxy = &proxyElement{}
+		e.proxy = &proxyElement{asGET: h.Rewrite != nil && isGET(h.Rewrite.Method)}
+		if h.Headers != nil {
+			e.setsKey = setsKey(h.Headers.Request)
+		}
 		if lb := h.LoadBalancing; lb != nil {
 			e.proxy.retries = lb.Retries > 0 || lb.TryDuration > 0
 			for _, set := range lb.RetryMatch {
@@ -270,7 +358,7 @@ func rawElement(raw json.RawMessage) (element, error) {
 		}
 	}
 	for _, response := range h.HandleResponse {
-		e.nested = append(e.nested, response.Routes)
+		e.nested, e.answers = append(e.nested, response.Routes), true
 	}
 	return e, nil
 }

@@ -975,7 +975,7 @@ func TestNoGoroutineRemains(t *testing.T) {
 	h.conclude(a, accepted("answer"), idempotency.ConcludedAccepted)
 	h.clock.advance(time.Hour)
 	h.idle()
-	if err := h.store.Store.Close(); err != nil {
+	if err := h.store.Close(); err != nil {
 		t.Fatal(err)
 	}
 	h.store.Store = embedded.New(embedded.Config{Path: filepath.Join(t.TempDir(), "unused.db")})

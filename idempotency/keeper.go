@@ -2,9 +2,11 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -247,9 +249,14 @@ func (e *Engine) settleDue() {
 		}
 		var wg sync.WaitGroup
 		failed := make([]bool, len(batch))
+		var away atomic.Bool
 		for i, u := range batch {
 			wg.Go(func() {
-				failed[i] = e.settle(context.Background(), u) != nil
+				err := e.settle(context.Background(), u)
+				failed[i] = err != nil
+				if err != nil && !errors.Is(err, errClaimMayCome) {
+					away.Store(true)
+				}
 			})
 		}
 		wg.Wait()
@@ -264,7 +271,7 @@ func (e *Engine) settleDue() {
 				again = append(again, u)
 			}
 		}
-		allFailed := len(again) == len(batch)
+		allFailed := len(again) == len(batch) && away.Load()
 		e.mu.Lock()
 		for _, u := range again {
 			u.tries++
@@ -330,10 +337,10 @@ func (e *Engine) settle(ctx context.Context, u *unsettled) error {
 			err = errClaimMayCome
 		}
 	}
-	if err != nil && err != errClaimMayCome {
+	if err != nil && !errors.Is(err, errClaimMayCome) {
 		e.observer.StoreError(u.op.String(), u.id, err)
 	}
-	if err == nil || err == errClaimMayCome {
+	if err == nil || errors.Is(err, errClaimMayCome) {
 		e.clock.learn(reply.Now)
 	}
 	return err

@@ -32,7 +32,7 @@ func (f *Fingerprinter) sumParts(body io.Reader) (Fingerprint, error) {
 	parts := multipart.NewReader(body, f.boundary)
 	for {
 		part, err := parts.NextRawPart()
-		if err == io.EOF { //nolint:errorlint // a wrapped EOF is a body that is cut off
+		if err == io.EOF { // a wrapped EOF is a body that is cut off
 			break
 		}
 		if err != nil {

@@ -68,7 +68,10 @@ type Result struct {
 	Sent Sent
 	// Status of the provider's final answer; 0 if there was none.
 	Status int
-	Header http.Header
+	// ProviderStatus is the provider's own status, if it is known: a handler on
+	// the way may have put an error page in its place. 0 if it is not known.
+	ProviderStatus int
+	Header         http.Header
 	// Body of the answer, if it was read whole.
 	Body []byte
 	// Whole is true if the answer came to its proper end.
@@ -113,9 +116,23 @@ func (p Policy) classify(r Result) Conclusion {
 		return ConcludedAccepted
 	case !r.Whole:
 		return ConcludedUnknown
-	case 200 <= r.Status && r.Status <= 299:
+	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status && p.released(r.ProviderStatus) == ConcludedUnknown:
+		// What a handler made of the answer proves nothing about the provider.
+		return ConcludedUnknown
+	default:
+		return p.released(r.Status)
+	}
+}
+
+// released tells the statuses that free the key from those that leave the
+// outcome unknown.
+func (p Policy) released(status int) Conclusion {
+	switch {
+	case containsStatus(p.StoreStatus, status):
+		return ConcludedUnknown
+	case 200 <= status && status <= 299:
 		return ConcludedNotAccepted
-	case containsStatus(p.RefusedStatus, r.Status) && !NeverRefusal(r.Status):
+	case containsStatus(p.RefusedStatus, status) && !NeverRefusal(status):
 		return ConcludedRefused
 	default:
 		return ConcludedUnknown
@@ -147,6 +164,8 @@ func unknownReason(r Result) string {
 		return "the connection to the provider broke before a whole answer"
 	case !r.Whole:
 		return "the provider's answer broke off"
+	case r.ProviderStatus != 0:
+		return "the provider answered with status " + strconv.Itoa(r.ProviderStatus)
 	default:
 		return "the provider answered with status " + strconv.Itoa(r.Status)
 	}

@@ -83,7 +83,7 @@ func TestLogFilter(t *testing.T) {
 	g.send(t, secret)
 	p.now(hangUp("HTTP/1.1 202 Accepted\r\nContent-Length: 9\r\n\r\nx", false))
 	broken, refused := secret, secret
-	broken.key, refused.key = "mark-key-2", "mark-key-3"
+	broken.key, refused.key, refused.method = "mark-key-2", "mark-key-3", http.MethodPut
 	g.send(t, broken)
 	p.want(t, 2)
 	g.write(t, freeAddress(t), options{global: filter, log: filter})

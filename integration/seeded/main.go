@@ -182,7 +182,7 @@ func check(m mistake) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }() // the system's temporary directory is swept anyway
 
 	source, err := os.ReadFile(filepath.Join(root, m.file))
 	if err != nil {

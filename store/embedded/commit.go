@@ -88,7 +88,7 @@ func (s *Store) commitLoop(db *bolt.DB) {
 
 func (s *Store) commit(db *bolt.DB, batch []*write) {
 	results := make([]error, len(batch))
-	err := db.Update(func(tx *bolt.Tx) error {
+	err := update(db, func(tx *bolt.Tx) error {
 		r := s.view(tx)
 		for i, w := range batch {
 			if err := w.ctx.Err(); err != nil {
@@ -105,6 +105,17 @@ func (s *Store) commit(db *bolt.DB, batch []*write) {
 		}
 		w.result <- results[i]
 	}
+}
+
+// update is db.Update for a file that may be damaged: bbolt panics then, and
+// keyless traffic must not end with it.
+func update(db *bolt.DB, f func(*bolt.Tx) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("embedded store is damaged: %v", p)
+		}
+	}()
+	return db.Update(f)
 }
 
 // sweepLoop deletes expired records until Close.
@@ -128,7 +139,9 @@ func (s *Store) sweepLoop() {
 	}
 }
 
-// sweep deletes up to n expired records and returns how many it deleted.
+// sweep looks at up to n entries of the expiry bucket that are due, deletes
+// the records that have expired, and returns how many entries it has looked at.
+// The record decides, not its entry.
 func (r *records) sweep(n int) (int, error) {
 	expired := make([][]byte, 0, n)
 	cursor := r.byExpiry.Cursor()
@@ -139,7 +152,11 @@ func (r *records) sweep(n int) (int, error) {
 		expired = append(expired, append([]byte(nil), key...))
 	}
 	for _, key := range expired {
-		if err := r.byID.Delete(key[8:]); err != nil {
+		record, found, err := r.stored(idempotency.RecordID(key[8:]))
+		if err == nil && found && !r.now.Before(record.ExpiresAt()) {
+			err = r.byID.Delete(key[8:])
+		}
+		if err != nil && !errors.Is(err, idempotency.ErrUnreadable) {
 			return 0, err
 		}
 		if err := r.byExpiry.Delete(key); err != nil {

@@ -118,18 +118,23 @@ func (s *Store) open() (*bolt.DB, error) {
 	return db, nil
 }
 
-func openFile(path string) (*bolt.DB, error) {
+func openFile(path string) (db *bolt.DB, err error) {
+	defer func() {
+		if p := recover(); p != nil { // so says bbolt
+			db, err = nil, fmt.Errorf("embedded store %s is damaged: %v", path, p)
+		}
+	}()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("create directory of embedded store: %w", err)
 	}
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: lockTimeout})
+	db, err = bolt.Open(path, 0o600, &bolt.Options{Timeout: lockTimeout})
 	if errors.Is(err, bolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("embedded store %s is in use by another process: the file can be used by one gateway at a time", path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open embedded store %s: %w", path, err)
 	}
-	err = db.Update(func(tx *bolt.Tx) error {
+	err = update(db, func(tx *bolt.Tx) error {
 		if _, err := tx.CreateBucketIfNotExists(recordsBucket); err != nil {
 			return err
 		}
@@ -337,6 +342,9 @@ func (r *records) stored(id idempotency.RecordID) (idempotency.Record, bool, err
 
 // put writes the record and moves its one entry in the expiry bucket.
 func (r *records) put(id idempotency.RecordID, record idempotency.Record) error {
+	// As precise as it is stored, so that its entry can be found again.
+	record.LeaseUntil = record.LeaseUntil.Truncate(time.Millisecond)
+	record.Retention = record.Retention.Truncate(time.Millisecond)
 	old, found, err := r.stored(id)
 	if err != nil {
 		return err
