@@ -214,6 +214,59 @@ func TestSweep(t *testing.T) {
 	_ = db.Close()
 }
 
+// A lease and a retention with fractions of a millisecond leave no entry behind
+// by which a record would be swept that lives.
+func TestSweepWithFractions(t *testing.T) {
+	clock := &clock{now: time.Now()}
+	store := embedded.New(embedded.Config{
+		Path: filepath.Join(t.TempDir(), "idempotency.db"), Now: clock.Now, SweepInterval: time.Millisecond,
+	})
+	t.Cleanup(func() { _ = store.Close() })
+	c := claimOf("k")
+	c.Lease, c.Retention = 999700*time.Microsecond, 1000700*time.Microsecond
+	if _, err := store.Claim(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		clock.Advance(500 * time.Millisecond)
+		replies, err := store.Renew(context.Background(), []idempotency.Renewal{{ID: c.ID, Token: c.Token, Lease: c.Lease}})
+		if err != nil || !replies[0].Applied {
+			t.Fatalf("Renew: %+v, %v", replies, err)
+		}
+	}
+	if got := embedded.Stored(store); got != [2]int{1, 1} {
+		t.Errorf("the file has %v records and expiry entries, want one of each", got)
+	}
+}
+
+// A damaged file is an error, and not the end of the process.
+func TestDamagedFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "idempotency.db")
+	store := embedded.New(embedded.Config{Path: path})
+	for i := range 50 {
+		if _, err := store.Claim(context.Background(), claimOf(fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 2 * os.Getpagesize(); i < len(data); i++ {
+		data[i] = 0xff
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store = embedded.New(embedded.Config{Path: path})
+	if _, err := store.Claim(context.Background(), claimOf("k")); err == nil {
+		t.Error("a claim in a damaged file gave no error")
+	}
+}
+
 // Concurrent changes share commits: one by one they would take more than two
 // writes to the file each.
 func TestChangesShareCommits(t *testing.T) {
