@@ -1,7 +1,7 @@
 // Makes one call with the official openai SDK, as an application would, and
 // prints what came of it as one line of JSON.
 //
-//   node openai.mjs '{"baseURL": …, "call": "responses" | "videos",
+//   node openai.mjs '{"baseURL": …, "call": "responses" | "videos", "prompt": …,
 //                     "key": …, "idempotencyKey": …, "maxRetries": …, "timeout": …}'
 import OpenAI from 'openai';
 
@@ -13,6 +13,8 @@ const client = new OpenAI({
   timeout: order.timeout ?? 30_000,
 });
 
+const prompt = order.prompt ?? 'a lighthouse';
+
 // One key per job, as a header of the call.
 const options = order.key === undefined ? {} : { headers: { 'Idempotency-Key': order.key } };
 if (order.idempotencyKey !== undefined) {
@@ -20,8 +22,8 @@ if (order.idempotencyKey !== undefined) {
 }
 
 const calls = {
-  responses: () => client.responses.create({ model: 'gpt-5', input: 'a lighthouse', background: true }, options),
-  videos: () => client.videos.create({ model: 'sora-2', prompt: 'a lighthouse' }, options),
+  responses: () => client.responses.create({ model: 'gpt-5', input: prompt, background: true }, options),
+  videos: () => client.videos.create({ model: 'sora-2', prompt }, options),
 };
 
 let result;
