@@ -55,6 +55,7 @@ func Run(t *testing.T, open func(t *testing.T) Fixture) {
 		{"LargePayload", testLargePayload},
 		{"EndedContext", testEndedContext},
 		{"Reopen", testReopen},
+		{"Model", testModel},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
@@ -76,7 +77,7 @@ func newSession(t *testing.T, store idempotency.Store) session {
 
 func testContext(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
