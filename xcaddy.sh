@@ -70,6 +70,8 @@ redis_package() {
 
 run_tests() {
 	need_go
+	# The race detector needs a C compiler.
+	if command -v apt-get >/dev/null; then install gcc gcc libc6-dev; else install gcc gcc; fi
 	install redis-server "$(redis_package)"
 	install node nodejs
 	install npm npm
@@ -87,8 +89,7 @@ run_tests() {
 	build ./caddy
 	# The tests run a binary with the race detector: it ends, and fails the
 	# test, if the gateway has a data race.
-	local work
-	work=$(mktemp -d)
+	work=$(mktemp -d) # not local: the trap runs after the function
 	trap 'rm -rf "$work"' EXIT
 	XCADDY_RACE_DETECTOR=1 build "$work/caddy"
 	say "go test"
