@@ -93,6 +93,21 @@ var mistakes = []mistake{
 		black, "TestUnknownOutcomes",
 	},
 	{
+		"an error page counts for the provider's answer", "idempotency/policy.go",
+		"case r.ProviderStatus != 0 && r.ProviderStatus != r.Status &&", "case false &&",
+		black, "TestRewrittenAnswers",
+	},
+	{
+		"a record that was taken over is freed", "store/redis/lua/release.lua",
+		"if record.resubmitted then", "if false then",
+		"./store/redis", "TestStore",
+	},
+	{
+		"errors go to handle_errors", "caddymodule/exchange.go",
+		"	e.w.Header().Set(\"Cache-Control\", \"no-store\")\n	e.w.WriteHeader(status)\n	return nil", "	return err",
+		black, "TestHandleErrors",
+	},
+	{
 		"no scope in the record's identity", "idempotency/identity.go",
 		"	for _, s := range scope {\n		d.field(s)\n	}\n", "",
 		black, "TestScopes",
