@@ -137,16 +137,24 @@ func TestOpensLater(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "blocked")); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(20 * time.Second)
-	for {
+	await(t, "the store to open", func() bool {
 		_, err := store.Claim(context.Background(), claimOf("k"))
-		if err == nil {
-			return
+		return err == nil
+	})
+}
+
+// await polls until the condition holds, for at most twenty seconds.
+func await(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited twenty seconds for %s", what)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("Claim still gives %v", err)
-		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -193,13 +201,7 @@ func TestSweep(t *testing.T) {
 	if err != nil || !renewed[0].Applied {
 		t.Fatalf("Renew: %+v, %v", renewed, err)
 	}
-	deadline := time.Now().Add(20 * time.Second)
-	for embedded.Stored(store) != [2]int{1, 1} {
-		if time.Now().After(deadline) {
-			t.Fatalf("the file still has %v records and expiry entries, want one of each", embedded.Stored(store))
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	await(t, "one record and one expiry entry to be left", func() bool { return embedded.Stored(store) == [2]int{1, 1} })
 	if _, found, err := store.Get(context.Background(), kept.ID); err != nil || !found {
 		t.Errorf("the record that had not expired: found %t, error %v", found, err)
 	}
