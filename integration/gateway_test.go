@@ -283,8 +283,8 @@ func (g *gateway) sendLater(t testing.TB, r request) <-chan answer {
 	return answers
 }
 
-// awaitLog waits until the log has the text: Caddy writes its access log after
-// the answer.
+// awaitLog waits until the log has the text: it comes through a pipe, and Caddy
+// writes its access log after the answer.
 func (g *gateway) awaitLog(t testing.TB, text string) {
 	t.Helper()
 	await(t, "the log to have "+text, func() bool { return strings.Contains(g.log.String(), text) })

@@ -53,9 +53,7 @@ func TestSecrets(t *testing.T) {
 	if len(texts) != 6 {
 		t.Errorf("%d answers are the gateway's own, want 6", len(texts))
 	}
-	if !strings.Contains(g.log.String(), "outcome of a submit is unknown") {
-		t.Error("the log does not have what it should")
-	}
+	g.awaitLog(t, "outcome of a submit is unknown")
 
 	for _, mark := range marks {
 		if strings.Contains(strings.Join(names, "\n"), mark) {
