@@ -500,6 +500,50 @@ func TestOutcomesOfAnOutage(t *testing.T) {
 	}
 }
 
+// A long queue of outcomes does not cost running attempts their leases: they
+// are renewed between its batches.
+func TestLeasesComeBeforeTheQueue(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	const queued, batch = 150, 32
+	queueBuilt := make(chan struct{})
+	var mu sync.Mutex
+	storedAt := map[int]int{} // outcomes stored, by the renewals before
+	h.store.spoil("complete", func(call int) fault {
+		switch {
+		case call == 2: // the keeper's first
+			return heldBy(queueBuilt)
+		case call <= queued+1:
+			return refused
+		}
+		return func(ctx context.Context, apply func(context.Context) error) error {
+			mu.Lock()
+			storedAt[h.store.count("renew")]++
+			mu.Unlock()
+			return apply(ctx)
+		}
+	})
+	for i := range queued {
+		a := h.attempt(policy(leaseOf(time.Hour)), submitOf(fmt.Sprint(i)))
+		h.conclude(a, accepted("answer"), idempotency.ConcludedAccepted)
+		await(t, "the keeper to be held", func() bool { return h.store.count("complete") >= 2 })
+	}
+	alive := h.attempt(policy(leaseOf(3*time.Millisecond)), submitOf("alive")) // due at any time
+	allDue := time.Now().Add(100 * time.Millisecond)
+	await(t, "all of the queue to be due", func() bool { return time.Now().After(allDue) })
+	close(queueBuilt)
+	await(t, "the queue to be empty", func() bool { return h.store.count("complete") == 2*queued })
+	h.conclude(alive, accepted("answer"), idempotency.ConcludedAccepted)
+	h.idle()
+	mu.Lock()
+	defer mu.Unlock()
+	for renewals, n := range storedAt {
+		if n > batch {
+			t.Errorf("%d outcomes were stored between renewals %d and %d, want at most %d", n, renewals, renewals+1, batch)
+		}
+	}
+}
+
 // What cannot be stored as long as the record lives is given up, and said so.
 func TestGaveUp(t *testing.T) {
 	t.Parallel()

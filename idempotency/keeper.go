@@ -142,8 +142,13 @@ func (e *Engine) keep(release func(), idle chan struct{}) {
 		case <-timer.C:
 		case <-e.wake:
 		}
-		e.renewDue()
-		e.settleDue()
+		// However long the queue of a store that was away, no lease waits for
+		// more than one batch of it.
+		atOnce := 1 // until one has gone well
+		for more := true; more; atOnce = settleAtOnce {
+			e.renewDue()
+			more = e.settleDue(atOnce)
+		}
 
 		e.mu.Lock()
 		if len(e.live) == 0 && len(e.pending) == 0 {
@@ -238,60 +243,54 @@ func (e *Engine) noteRenewals(attempts []*Attempt, sent time.Time, replies []Rep
 	return lost
 }
 
-// settleDue carries out the transitions that are due. While the store fails it
-// is asked with one of them at a time.
-func (e *Engine) settleDue() {
-	atOnce := 1 // until one has gone well
-	for {
-		batch := e.takeDue(atOnce)
-		if len(batch) == 0 {
-			return
-		}
-		var wg sync.WaitGroup
-		failed := make([]bool, len(batch))
-		var away atomic.Bool
-		for i, u := range batch {
-			wg.Go(func() {
-				err := e.settle(context.Background(), u)
-				failed[i] = err != nil
-				if err != nil && !errors.Is(err, errClaimMayCome) {
-					away.Store(true)
-				}
-			})
-		}
-		wg.Wait()
-
-		var again []*unsettled
-		for i, u := range batch {
-			switch {
-			case !failed[i]:
-			case time.Now().After(u.giveUp):
-				e.observer.GaveUp(u.op.String(), u.id)
-			default:
-				again = append(again, u)
-			}
-		}
-		allFailed := len(again) == len(batch) && away.Load()
-		e.mu.Lock()
-		for _, u := range again {
-			u.tries++
-			u.nextTry = time.Now().Add(backoff(u.tries))
-		}
-		e.pending = append(e.pending, again...)
-		if allFailed {
-			// The store is away: let the rest wait as long as these.
-			for _, u := range e.pending {
-				if u.nextTry.Before(again[0].nextTry) {
-					u.nextTry = again[0].nextTry
-				}
-			}
-		}
-		e.mu.Unlock()
-		if allFailed {
-			return
-		}
-		atOnce = settleAtOnce
+// settleDue carries out up to n of the transitions that are due, and reports
+// whether more may follow at once: there were some, and the store is there.
+func (e *Engine) settleDue(n int) (more bool) {
+	batch := e.takeDue(n)
+	if len(batch) == 0 {
+		return false
 	}
+	var wg sync.WaitGroup
+	failed := make([]bool, len(batch))
+	var away atomic.Bool
+	for i, u := range batch {
+		wg.Go(func() {
+			err := e.settle(context.Background(), u)
+			failed[i] = err != nil
+			if err != nil && !errors.Is(err, errClaimMayCome) {
+				away.Store(true)
+			}
+		})
+	}
+	wg.Wait()
+
+	var again []*unsettled
+	for i, u := range batch {
+		switch {
+		case !failed[i]:
+		case time.Now().After(u.giveUp):
+			e.observer.GaveUp(u.op.String(), u.id)
+		default:
+			again = append(again, u)
+		}
+	}
+	allFailed := len(again) == len(batch) && away.Load()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, u := range again {
+		u.tries++
+		u.nextTry = time.Now().Add(backoff(u.tries))
+	}
+	e.pending = append(e.pending, again...)
+	if allFailed {
+		// The store is away: let the rest wait as long as these.
+		for _, u := range e.pending {
+			if u.nextTry.Before(again[0].nextTry) {
+				u.nextTry = again[0].nextTry
+			}
+		}
+	}
+	return !allFailed
 }
 
 // takeDue takes up to n transitions that are due out of the pending ones.
