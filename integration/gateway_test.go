@@ -86,7 +86,7 @@ func (g *gateway) endWith(t testing.TB) {
 			t.Errorf("the gateway has a data race:\n%s", g.log.String())
 		}
 		if t.Failed() {
-			t.Logf("log of the gateway at %s:\n%s", g.url, g.log.String())
+			t.Logf("log of the gateway at %s:\n%s", g.url, g.log.tail())
 		}
 	})
 }
@@ -306,6 +306,15 @@ func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// tail returns the end of the output, which is what a failed test needs.
+func (l *logBuffer) tail() string {
+	text := l.String()
+	if cut := len(text) - 64<<10; cut > 0 {
+		return "...\n" + text[cut:]
+	}
+	return text
 }
 
 func freeAddress(t testing.TB) string {

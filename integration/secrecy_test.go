@@ -3,9 +3,7 @@ package integration
 import (
 	"context"
 	"net/http"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -117,22 +115,5 @@ func TestTemporaryFiles(t *testing.T) {
 	if err != nil || len(left) != 0 {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
-	await(t, "the open files to be closed", func() bool { return openDeletedFiles(t, g) == 0 })
-}
-
-// openDeletedFiles counts the files without a name that the gateway has open.
-func openDeletedFiles(t *testing.T, g *gateway) int {
-	t.Helper()
-	dir := filepath.Join("/proc", strconv.Itoa(g.cmd.Process.Pid), "fd")
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Skipf("no /proc to count open files in: %v", err)
-	}
-	n := 0
-	for _, entry := range entries {
-		if target, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil && strings.HasSuffix(target, "(deleted)") {
-			n++
-		}
-	}
-	return n
+	await(t, "the open files to be closed", func() bool { return g.usage(t).unnamed == 0 })
 }

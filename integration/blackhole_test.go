@@ -1,0 +1,93 @@
+package integration
+
+import (
+	"flag"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
+)
+
+var blackHoleFor = flag.Duration("blackhole.for", 30*time.Second, "how long Redis is silent in TestRedisBlackHole")
+
+// Redis falls silent for half a minute under 200 submits per second. Nothing
+// is sent, nothing piles up in the gateway, and afterwards everything is as it
+// was: the keys that were turned away are free.
+func TestRedisBlackHole(t *testing.T) {
+	const perSecond = 200
+	redis := redistest.Start(t)
+	toRedis := startNetwork(t, redis.Address)
+	p := startProvider(t, nil)
+	g := startGateway(t, p.url, options{store: "redis " + toRedis.address, proxy: "transport http {\nkeepalive 1s\n}"})
+
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	codes := map[string]int{}
+	sent := 0
+	var most usage
+	// load sends at a fixed rate, whether or not answers come.
+	load := func(d time.Duration) {
+		tick := time.NewTicker(time.Second / perSecond)
+		defer tick.Stop()
+		for end := time.Now().Add(d); time.Now().Before(end); {
+			<-tick.C
+			key := fmt.Sprint("key-", sent)
+			sent++
+			wg.Go(func() {
+				got := g.send(t, request{key: key, body: key})
+				mu.Lock()
+				defer mu.Unlock()
+				if got.err != nil {
+					t.Errorf("%s: %v", key, got.err)
+				}
+				codes[fmt.Sprint(got.status, " ", got.code())]++
+			})
+			if sent%perSecond == 0 {
+				now := g.usage(t)
+				most.goroutines, most.files = max(most.goroutines, now.goroutines), max(most.files, now.files)
+			}
+		}
+	}
+	load(time.Second)
+	wg.Wait()
+	before := g.usage(t)
+	p.want(t, sent)
+
+	toRedis.swallow()
+	load(*blackHoleFor)
+	wg.Wait()
+	p.want(t, codes["202 "])
+	t.Logf("%d submits, answered with %v; %+v before, at most %+v", sent, codes, before, most)
+	if len(codes) != 2 || codes["503 idempotency_store_unavailable"] == 0 {
+		t.Errorf("answers: %v", codes)
+	}
+	// What waits for a store time-out, twice, at a few goroutines each.
+	if bound := before.goroutines + 5*2*perSecond; most.goroutines > bound {
+		t.Errorf("%d goroutines, want at most %d", most.goroutines, bound)
+	}
+
+	toRedis.heal()
+	probes := 0
+	await(t, "a submit to go through", func() bool {
+		probes++
+		return g.send(t, request{key: fmt.Sprint("probe-", probes), body: "x"}).status == 202
+	})
+	g.awaitUsage(t, before)
+	for _, n := range []int{perSecond + 1, sent / 2, sent - 1} {
+		key := fmt.Sprint("key-", n)
+		if got := g.send(t, request{key: key, body: key}); got.status != 202 || got.replayed() {
+			t.Errorf("%s, which was turned away: %v", key, got)
+		}
+	}
+	clear(codes)
+	already := p.count()
+	load(time.Second)
+	wg.Wait()
+	p.want(t, already+codes["202 "])
+	p.checkAcceptances(t)
+	if len(codes) != 1 {
+		t.Errorf("afterwards: %v", codes)
+	}
+}
