@@ -43,18 +43,28 @@ type behaviour func(w http.ResponseWriter, r *http.Request, n int, accept func()
 // as told.
 func startProvider(t testing.TB, behave behaviour) *provider {
 	t.Helper()
+	p := newProvider(t, behave)
+	p.start()
+	return p
+}
+
+// newProvider returns a provider whose server can be set up before its start.
+func newProvider(t testing.TB, behave behaviour) *provider {
+	t.Helper()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	p := &provider{ctx: ctx, accepted: map[string]string{}, behave: behave}
 	p.server = httptest.NewUnstartedServer(p)
-	p.server.Config.ErrorLog = nil
-	p.server.Start()
-	p.url = p.server.URL
 	t.Cleanup(func() {
 		cancel(errTest)
 		p.server.CloseClientConnections()
 		p.server.Close()
 	})
 	return p
+}
+
+func (p *provider) start() {
+	p.server.Start()
+	p.url = p.server.URL
 }
 
 func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
