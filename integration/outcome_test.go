@@ -2,8 +2,10 @@ package integration
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -407,5 +409,44 @@ func TestProviderTakesFourLeases(t *testing.T) {
 			}
 			p.want(t, 1)
 		})
+	}
+}
+
+// A5: writing the body to the provider fails in its middle. It may have acted
+// on what it read.
+func TestProviderBreaksOffUpload(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var submits atomic.Int64
+	served := make(chan struct{})
+	t.Cleanup(func() { _ = listener.Close(); <-served })
+	go func() {
+		defer close(served)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // the test ended
+			}
+			if _, err := io.ReadFull(conn, make([]byte, 64<<10)); err == nil {
+				submits.Add(1)
+			}
+			_ = conn.(*net.TCPConn).SetLinger(0)
+			_ = conn.Close()
+		}
+	}()
+	g := startGateway(t, "http://"+listener.Addr().String(), options{})
+	large := strings.Repeat("x", 16<<20)
+	first := g.send(t, request{key: "k", body: large})
+	again := g.send(t, request{key: "k", body: large})
+	if n := submits.Load(); n != 1 {
+		t.Fatalf("the provider received %d submits, want 1", n)
+	}
+	if first.status != 502 || first.code() != "idempotency_outcome_unknown" {
+		t.Errorf("first: %v", first)
+	}
+	if again.status != 409 || again.code() != "idempotency_outcome_unknown" {
+		t.Errorf("again: %v", again)
 	}
 }

@@ -5,11 +5,13 @@ package redistest
 import (
 	"bytes"
 	"context"
+	_ "embed"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -27,6 +29,7 @@ type Server struct {
 	Client *goredis.Client
 
 	args []string
+	env  []string // in addition to the test's own
 	log  *syncBuffer
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -37,6 +40,30 @@ type Server struct {
 // the test.
 func Start(t testing.TB, options ...string) *Server {
 	t.Helper()
+	return start(t, nil, options)
+}
+
+//go:embed testdata/clock.c
+var clockSource []byte
+
+// StartApart runs a redis-server whose clock is off from everybody else's. It
+// needs Linux and gcc.
+func StartApart(t testing.TB, by time.Duration, options ...string) *Server {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("the clock of one process can be moved on Linux only")
+	}
+	library := filepath.Join(t.TempDir(), "clock.so")
+	compile := exec.Command("gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library)
+	compile.Stdin = bytes.NewReader(clockSource)
+	if output, err := compile.CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, output)
+	}
+	return start(t, []string{"LD_PRELOAD=" + library, fmt.Sprintf("CLOCK_APART=%d", int(by.Seconds()))}, options)
+}
+
+func start(t testing.TB, env, options []string) *Server {
+	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Fatal("redis-server is not installed; ./xcaddy.sh test installs it")
 	}
@@ -44,6 +71,7 @@ func Start(t testing.TB, options ...string) *Server {
 	dir := t.TempDir()
 	s := &Server{
 		Address: fmt.Sprintf("127.0.0.1:%d", port),
+		env:     env,
 		log:     &syncBuffer{},
 		args: append([]string{
 			"--bind", "127.0.0.1", "--port", fmt.Sprint(port), "--dir", dir,
@@ -73,6 +101,7 @@ func (s *Server) Socket() string { return s.args[7] }
 func (s *Server) Run(t testing.TB) {
 	t.Helper()
 	s.cmd = exec.Command("redis-server", s.args...)
+	s.cmd.Env = append(os.Environ(), s.env...)
 	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
 	if err := s.cmd.Start(); err != nil {
 		t.Fatalf("start redis-server: %v", err)

@@ -1,0 +1,52 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
+)
+
+// B10: clocks that are an hour apart make no difference. Gateways know each
+// other only through the store, so it is the store's clock that is moved: were
+// any gateway's own clock to decide about a lease, it would be an hour off.
+func TestClocksApart(t *testing.T) {
+	for _, by := range []time.Duration{time.Hour, -time.Hour} {
+		t.Run(by.String(), func(t *testing.T) {
+			redis := redistest.StartApart(t, by)
+			now, err := redis.Client.Time(t.Context()).Result()
+			if off := now.Sub(time.Now()); err != nil || (off-by).Abs() > time.Minute {
+				t.Fatalf("the clock of Redis is %s off, %v", off, err)
+			}
+			hold := newGate()
+			p := startProvider(t, nil)
+			o := options{store: "redis " + redis.Address, idempotency: "lease 1s"}
+			dies, lives := startGateway(t, p.url, o), startGateway(t, p.url, o)
+			first := dies.send(t, request{key: "stored", body: "x"})
+			p.want(t, 1)
+			if got := lives.send(t, request{key: "stored", body: "x"}); first.status != 202 || !got.replayed() || got.body != first.body {
+				t.Errorf("first: %v, again: %v", first, got)
+			}
+			p.now(p.holdUntil(hold))
+			dies.sendLater(t, request{key: "k", body: "x"})
+			p.awaitSubmits(t, 2)
+			over := time.Now().Add(1500 * time.Millisecond)
+			await(t, "more than a lease", func() bool {
+				if got := lives.send(t, request{key: "k", body: "x"}); got.code() != "idempotency_key_in_progress" || got.header.Get("Retry-After") != "1" {
+					t.Fatalf("while the attempt is alive: %v", got)
+				}
+				return time.Now().After(over)
+			})
+			dies.kill(t)
+			var got answer
+			await(t, "the end of the lease", func() bool {
+				got = lives.send(t, request{key: "k", body: "x"})
+				return got.code() != "idempotency_key_in_progress"
+			})
+			p.want(t, 2)
+			if got.code() != "idempotency_outcome_unknown" {
+				t.Errorf("after the lease: %v", got)
+			}
+		})
+	}
+}
