@@ -119,8 +119,18 @@ var mistakes = []mistake{
 	},
 	{
 		"no renewal", "idempotency/keeper.go",
-		"		e.renewDue()\n", "",
+		"			e.renewDue()\n", "",
 		black, "TestProviderTakesFourLeases",
+	},
+	{
+		"the queue of outcomes costs leases", "idempotency/keeper.go",
+		"			e.renewDue()\n			more = e.settleDue(atOnce)", "			more = e.settleDue(atOnce)",
+		"./idempotency", "TestLeasesComeBeforeTheQueue",
+	},
+	{
+		"the gateway's own clock", "idempotency/engine.go",
+		"return c.store.Add(time.Since(c.local)), true", "return time.Now(), true",
+		black, "TestClocksApart",
 	},
 	{
 		"a failed completion is forgotten", "idempotency/attempt.go",
