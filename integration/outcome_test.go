@@ -129,6 +129,35 @@ func TestUpstreamTimeout(t *testing.T) {
 	p.want(t, 1)
 }
 
+// Retries between upstreams are harmless where no connection was made, and only
+// there.
+func TestNextUpstream(t *testing.T) {
+	p := startProvider(t, nil)
+	retries := options{proxy: "to " + strings.TrimPrefix(p.url, "http://") + "\nlb_policy first\nfail_duration 1m\nlb_retries 3\nlb_try_duration 2s"}
+	silent := freeAddress(t)
+	g := startGateway(t, silent, retries)
+	for _, body := range []string{"x", ""} {
+		before := p.count()
+		got := g.send(t, request{key: "silent" + body, body: body})
+		p.want(t, before+1)
+		if got.status != 202 {
+			t.Errorf("the first upstream is silent: %v", got)
+		}
+	}
+
+	first := startProvider(t, hangUp("", true))
+	before := p.count()
+	for i, body := range []string{"x", ""} {
+		g := startGateway(t, strings.TrimPrefix(first.url, "http://"), retries)
+		got := g.send(t, request{key: "hangs-up" + body, body: body})
+		first.want(t, i+1)
+		p.want(t, before)
+		if got.code() != "idempotency_outcome_unknown" {
+			t.Errorf("the first upstream hangs up: %v", got)
+		}
+	}
+}
+
 // A4: what was never sent is free, and the repeat is the one submit.
 func TestNeverSent(t *testing.T) {
 	silent := freeAddress(t)
