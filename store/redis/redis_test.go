@@ -3,6 +3,7 @@ package redis_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -15,9 +16,19 @@ import (
 
 func TestStore(t *testing.T) {
 	server := redistest.Start(t)
+	lossy := redistest.StartProxy(t, server.Address, func() redistest.Fate {
+		switch rand.IntN(8) {
+		case 0:
+			return redistest.Fate{ReplyLost: true}
+		case 1:
+			return redistest.Fate{Late: time.Duration(1 + rand.IntN(int(5*time.Millisecond)))}
+		default:
+			return redistest.Fate{}
+		}
+	})
 	storetest.Run(t, func(t *testing.T) storetest.Fixture {
-		open := func(t *testing.T) idempotency.Store {
-			store := redis.New(redis.Config{Address: server.Address, Prefix: t.Name(), Timeout: 10 * time.Second})
+		openAt := func(t *testing.T, address string) idempotency.Store {
+			store := redis.New(redis.Config{Address: address, Prefix: t.Name(), Timeout: 10 * time.Second})
 			t.Cleanup(func() {
 				if err := store.Close(); err != nil {
 					t.Errorf("Close: %v", err)
@@ -25,9 +36,11 @@ func TestStore(t *testing.T) {
 			})
 			return store
 		}
+		open := func(t *testing.T) idempotency.Store { return openAt(t, server.Address) }
 		prefix := t.Name()
 		return storetest.Fixture{
 			Store: open(t),
+			Lossy: openAt(t, lossy.Address),
 			Corrupt: func(t *testing.T, id idempotency.RecordID, value []byte) {
 				if err := server.Client.Set(context.Background(), prefix+":"+string(id), value, time.Minute).Err(); err != nil {
 					t.Fatal(err)

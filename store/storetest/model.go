@@ -10,76 +10,101 @@ import (
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
-// model is the reference: what the contract of idempotency.Store says, without
-// a clock. A lease is running or over; nothing expires.
-type model map[idempotency.RecordID]*modelRecord
-
-type modelRecord struct {
-	state       idempotency.State
-	leaseOver   bool
+// model is the reference: what the contract of idempotency.Store says about
+// one record. It is a value, and each operation returns the record after it.
+// The zero value is absence. Time is given: a reply says at which moment of its
+// clock the store decided. Nothing expires.
+type model struct {
+	state       idempotency.State // as it is stored; 0 is absent
 	resubmitted bool
 	token       idempotency.Token
 	fingerprint idempotency.Fingerprint
 	payload     string
+	leaseUntil  int64 // Unix ms; 0 when no attempt is in progress
 }
 
-func (m model) claim(c idempotency.Claim, leaseOver, late bool) idempotency.Verdict {
-	r := m[c.ID]
-	mine := r != nil && r.state == idempotency.InProgress && r.token == c.Token
-	if r != nil && !mine {
+func (m model) leaseOver(now int64) bool { return now >= m.leaseUntil }
+
+func (m model) claim(c idempotency.Claim, now int64) (model, idempotency.Verdict) {
+	found := m.state != 0
+	mine := m.state == idempotency.InProgress && m.token == c.Token
+	if found && !mine {
 		switch {
-		case r.fingerprint != c.Fingerprint:
-			return idempotency.OtherRequest
-		case r.state == idempotency.Completed:
-			return idempotency.AlreadyCompleted
-		case r.state == idempotency.InProgress && !r.leaseOver:
-			return idempotency.StillInProgress
+		case m.fingerprint != c.Fingerprint:
+			return m, idempotency.OtherRequest
+		case m.state == idempotency.Completed:
+			return m, idempotency.AlreadyCompleted
+		case m.state == idempotency.InProgress && !m.leaseOver(now):
+			return m, idempotency.StillInProgress
 		case !c.TakeOver:
-			return idempotency.AlreadyUncertain
+			return m, idempotency.AlreadyUncertain
 		}
 	}
-	if late {
-		return idempotency.TooLate
+	if now > c.NotAfter.UnixMilli() {
+		return m, idempotency.TooLate
 	}
-	m[c.ID] = &modelRecord{
-		state: idempotency.InProgress, leaseOver: leaseOver, resubmitted: r != nil && (!mine || r.resubmitted),
+	return model{
+		state: idempotency.InProgress, resubmitted: found && (!mine || m.resubmitted),
 		token: c.Token, fingerprint: c.Fingerprint, payload: string(c.Payload),
-	}
-	return idempotency.Claimed
+		leaseUntil: now + c.Lease.Milliseconds(),
+	}, idempotency.Claimed
 }
 
-func (m model) renew(id idempotency.RecordID, token idempotency.Token, leaseOver bool) bool {
-	r := m[id]
-	if r == nil || r.token != token || r.state != idempotency.InProgress || r.leaseOver {
-		return false
+func (m model) renew(r idempotency.Renewal, now int64) (model, bool) {
+	if m.state != idempotency.InProgress || m.token != r.Token || m.leaseOver(now) {
+		return m, false
 	}
-	r.leaseOver = leaseOver
-	return true
+	m.leaseUntil = now + r.Lease.Milliseconds()
+	return m, true
 }
 
-func (m model) end(id idempotency.RecordID, token idempotency.Token, to idempotency.State, payload string) bool {
-	r := m[id]
-	if r == nil || r.token != token {
-		return false
+// end is Complete and MarkUncertain.
+func (m model) end(e idempotency.Ending, to idempotency.State) (model, bool) {
+	if m.state == 0 || m.token != e.Token {
+		return m, false
 	}
-	if r.state == to || r.state == idempotency.Completed {
-		return r.state == to
+	if m.state == to || m.state == idempotency.Completed {
+		return m, m.state == to
 	}
-	r.state, r.payload, r.resubmitted = to, payload, false
-	return true
+	m.state, m.payload, m.resubmitted, m.leaseUntil = to, string(e.Payload), false, 0
+	return m, true
 }
 
-func (m model) release(id idempotency.RecordID, token idempotency.Token) bool {
-	r := m[id]
-	if r == nil || r.token != token || r.state == idempotency.Completed {
-		return false
+func (m model) release(token idempotency.Token) (model, bool) {
+	if m.state == 0 || m.token != token || m.state == idempotency.Completed {
+		return m, false
 	}
-	if r.resubmitted {
-		r.state, r.token, r.resubmitted = idempotency.Uncertain, idempotency.Token{}, false
-		return true
+	if !m.resubmitted {
+		return model{}, true
 	}
-	delete(m, id)
-	return true
+	m.state, m.token, m.resubmitted, m.leaseUntil = idempotency.Uncertain, idempotency.Token{}, false, 0
+	return m, true
+}
+
+// seen is a record as a store shows it, without its times.
+func seen(r idempotency.Record) model {
+	return model{
+		state: r.State, resubmitted: r.Resubmitted, token: r.Token, fingerprint: r.Fingerprint, payload: string(r.Payload),
+	}
+}
+
+// shown is the record as seen gives it.
+func (m model) shown() model {
+	m.leaseUntil = 0
+	return m
+}
+
+// String is for a history that a person reads. Tokens and fingerprints of these
+// tests differ in their first byte.
+func (m model) String() string {
+	if m.state == 0 {
+		return "absent"
+	}
+	text := fmt.Sprintf("%s of token %d, request %d, payload %s", m.state, m.token[0], m.fingerprint[0], m.payload)
+	if m.resubmitted {
+		text += ", resubmitted"
+	}
+	return text
 }
 
 // testModel does random operations on the store and on the reference, which
@@ -93,7 +118,7 @@ func testModel(t *testing.T, f Fixture) {
 		if err != nil {
 			t.Fatalf("Now: %v", err)
 		}
-		reference := model{}
+		reference := map[idempotency.RecordID]model{}
 		ids := make([]idempotency.RecordID, 3)
 		for i := range ids {
 			ids[i] = idempotency.NewRecordID("model", nil, idempotency.Key(fmt.Sprint(run, "-", i)))
@@ -104,11 +129,11 @@ func testModel(t *testing.T, f Fixture) {
 		}
 		id := rapid.SampledFrom(ids)
 		token := rapid.SampledFrom(tokens)
-		over := rapid.Bool()
-		// A lease of no length is over at once, and one of an hour runs.
-		lease := map[bool]time.Duration{true: 0, false: time.Hour}
+		// A lease of no length is over at once, and one of an hour runs: what
+		// happens does not depend on how fast the test is.
+		lease := rapid.SampledFrom([]time.Duration{0, time.Hour})
 		step := 0
-		payload := func() string { step++; return fmt.Sprint("payload ", step) }
+		payload := func() []byte { step++; return fmt.Append(nil, "payload ", step) }
 		agree := func(name string, got, want any) {
 			t.Helper()
 			if got != want {
@@ -118,45 +143,51 @@ func testModel(t *testing.T, f Fixture) {
 
 		t.Repeat(map[string]func(*rapid.T){
 			"claim": func(t *rapid.T) {
-				leaseOver, late := over.Draw(t, "lease over"), rapid.IntRange(0, 4).Draw(t, "late") == 0
 				c := idempotency.Claim{
-					ID: id.Draw(t, "id"), Token: token.Draw(t, "token"), Lease: lease[leaseOver], Retention: time.Hour,
-					TakeOver: over.Draw(t, "take over"), NotAfter: now.Add(time.Hour), Payload: []byte(payload()),
+					ID: id.Draw(t, "id"), Token: token.Draw(t, "token"), Lease: lease.Draw(t, "lease"), Retention: time.Hour,
+					TakeOver: rapid.Bool().Draw(t, "take over"), NotAfter: now.Add(time.Hour), Payload: payload(),
 				}
 				c.Fingerprint[0] = byte(rapid.IntRange(0, 1).Draw(t, "fingerprint"))
-				if late {
+				if rapid.IntRange(0, 4).Draw(t, "late") == 0 {
 					c.NotAfter = now.Add(-time.Hour)
 				}
 				reply, err := f.Store.Claim(ctx, c)
 				if err != nil {
 					t.Fatalf("Claim: %v", err)
 				}
-				agree("Claim", reply.Verdict, reference.claim(c, leaseOver, late))
+				after, verdict := reference[c.ID].claim(c, reply.Now.UnixMilli())
+				agree("Claim", reply.Verdict, verdict)
+				reference[c.ID] = after
 			},
 			"renew": func(t *rapid.T) {
-				leaseOver := over.Draw(t, "lease over")
-				r := idempotency.Renewal{ID: id.Draw(t, "id"), Token: token.Draw(t, "token"), Lease: lease[leaseOver]}
+				r := idempotency.Renewal{ID: id.Draw(t, "id"), Token: token.Draw(t, "token"), Lease: lease.Draw(t, "lease")}
 				replies, err := f.Store.Renew(ctx, []idempotency.Renewal{r})
 				if err != nil {
 					t.Fatalf("Renew: %v", err)
 				}
-				agree("Renew", replies[0].Applied, reference.renew(r.ID, r.Token, leaseOver))
+				after, applied := reference[r.ID].renew(r, replies[0].Now.UnixMilli())
+				agree("Renew", replies[0].Applied, applied)
+				reference[r.ID] = after
 			},
 			"complete": func(t *rapid.T) {
-				e := idempotency.Ending{ID: id.Draw(t, "id"), Token: token.Draw(t, "token"), Payload: []byte(payload())}
+				e := idempotency.Ending{ID: id.Draw(t, "id"), Token: token.Draw(t, "token"), Payload: payload()}
 				reply, err := f.Store.Complete(ctx, e)
 				if err != nil {
 					t.Fatalf("Complete: %v", err)
 				}
-				agree("Complete", reply.Applied, reference.end(e.ID, e.Token, idempotency.Completed, string(e.Payload)))
+				after, applied := reference[e.ID].end(e, idempotency.Completed)
+				agree("Complete", reply.Applied, applied)
+				reference[e.ID] = after
 			},
 			"uncertain": func(t *rapid.T) {
-				e := idempotency.Ending{ID: id.Draw(t, "id"), Token: token.Draw(t, "token"), Payload: []byte(payload())}
+				e := idempotency.Ending{ID: id.Draw(t, "id"), Token: token.Draw(t, "token"), Payload: payload()}
 				reply, err := f.Store.MarkUncertain(ctx, e)
 				if err != nil {
 					t.Fatalf("MarkUncertain: %v", err)
 				}
-				agree("MarkUncertain", reply.Applied, reference.end(e.ID, e.Token, idempotency.Uncertain, string(e.Payload)))
+				after, applied := reference[e.ID].end(e, idempotency.Uncertain)
+				agree("MarkUncertain", reply.Applied, applied)
+				reference[e.ID] = after
 			},
 			"release": func(t *rapid.T) {
 				id, token := id.Draw(t, "id"), token.Draw(t, "token")
@@ -164,26 +195,17 @@ func testModel(t *testing.T, f Fixture) {
 				if err != nil {
 					t.Fatalf("Release: %v", err)
 				}
-				agree("Release", reply.Applied, reference.release(id, token))
+				after, applied := reference[id].release(token)
+				agree("Release", reply.Applied, applied)
+				reference[id] = after
 			},
 			"": func(t *rapid.T) {
 				for _, id := range ids {
-					got, found, err := f.Store.Get(ctx, id)
+					got, _, err := f.Store.Get(ctx, id)
 					if err != nil {
 						t.Fatalf("Get: %v", err)
 					}
-					want := reference[id]
-					if found != (want != nil) {
-						t.Fatalf("the store has the record %t, and the reference %t", found, want != nil)
-					}
-					if want == nil {
-						continue
-					}
-					agree("state", got.State, want.state)
-					agree("token", got.Token, want.token)
-					agree("fingerprint", got.Fingerprint, want.fingerprint)
-					agree("payload", string(got.Payload), want.payload)
-					agree("resubmitted", got.Resubmitted, want.state == idempotency.InProgress && want.resubmitted)
+					agree("Get", seen(got), reference[id].shown())
 				}
 			},
 		})

@@ -26,6 +26,10 @@ import (
 // Fixture is a store under test.
 type Fixture struct {
 	Store idempotency.Store
+	// Lossy is a store on the same records, on the way to which requests are
+	// late and replies lost, now and then; nil if there is no way on which they
+	// could be.
+	Lossy idempotency.Store
 	// Corrupt puts a value under a record's name that is no record.
 	Corrupt func(t *testing.T, id idempotency.RecordID, value []byte)
 	// Reopen closes the store and opens the same records again; nil if the
@@ -56,6 +60,7 @@ func Run(t *testing.T, open func(t *testing.T) Fixture) {
 		{"EndedContext", testEndedContext},
 		{"Reopen", testReopen},
 		{"Model", testModel},
+		{"Linearizable", testLinearizable},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
