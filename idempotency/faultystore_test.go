@@ -88,6 +88,13 @@ func (d *delayed) run(t *testing.T) {
 	d.runs = nil
 }
 
+// any reports whether a call waits to be carried out.
+func (d *delayed) any() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.runs) > 0
+}
+
 // first spoils the first n calls, or all with n < 0.
 func first(n int, f fault) func(call int) fault {
 	return func(call int) fault {
