@@ -16,6 +16,7 @@ var blackHoleFor = flag.Duration("blackhole.for", 30*time.Second, "how long Redi
 // is sent, nothing piles up in the gateway, and afterwards everything is as it
 // was: the keys that were turned away are free.
 func TestRedisBlackHole(t *testing.T) {
+	t.Parallel()
 	const perSecond = 200
 	redis := redistest.Start(t)
 	toRedis := startNetwork(t, redis.Address)

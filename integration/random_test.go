@@ -26,6 +26,7 @@ var (
 // job of its key, a replay that was seen stays, nothing stays in progress, and
 // the gateways hold no more in the end than in the beginning.
 func TestRandomFaults(t *testing.T) {
+	t.Parallel()
 	seed := *randomSeed
 	if seed == 0 {
 		seed = rand.Uint64()
