@@ -28,12 +28,16 @@ func TestRedisBlackHole(t *testing.T) {
 	codes := map[string]int{}
 	sent := 0
 	var most usage
-	// load sends at a fixed rate, whether or not answers come.
+	// load sends at a fixed rate, whether or not answers come, and makes up for
+	// what it missed.
 	load := func(d time.Duration) {
 		tick := time.NewTicker(time.Second / perSecond)
 		defer tick.Stop()
-		for end := time.Now().Add(d); time.Now().Before(end); {
-			<-tick.C
+		began := time.Now()
+		for n := range int(d.Seconds() * perSecond) {
+			for due := began.Add(time.Duration(n) * time.Second / perSecond); time.Now().Before(due); {
+				<-tick.C
+			}
 			key := fmt.Sprint("key-", sent)
 			sent++
 			wg.Go(func() {
