@@ -15,7 +15,8 @@ import (
 // C1: without its store the gateway sends nothing that has a key, and passes
 // on what has none.
 func TestRedisDown(t *testing.T) {
-	redis := redistest.Start(t)
+	// What was acknowledged survives the kill.
+	redis := redistest.Start(t, "--appendfsync", "always")
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{store: "redis " + redis.Address})
 	stored := g.send(t, request{key: "stored", body: "x"})
