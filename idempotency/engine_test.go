@@ -528,7 +528,9 @@ func TestLeasesComeBeforeTheQueue(t *testing.T) {
 		h.conclude(a, accepted("answer"), idempotency.ConcludedAccepted)
 		await(t, "the keeper to be held", func() bool { return h.store.count("complete") >= 2 })
 	}
-	alive := h.attempt(policy(leaseOf(3*time.Millisecond)), submitOf("alive")) // due at any time
+	// A lease of no length whose renewals fail is due at any time.
+	h.store.spoil("renew", first(-1, requestLost))
+	alive := h.attempt(policy(leaseOf(time.Nanosecond)), submitOf("alive"))
 	allDue := time.Now().Add(100 * time.Millisecond)
 	await(t, "all of the queue to be due", func() bool { return time.Now().After(allDue) })
 	close(queueBuilt)
