@@ -21,6 +21,7 @@ type Attempt struct {
 	strayUntil time.Time
 
 	concluded atomic.Bool
+	stored    bool // set by the one call that concludes
 	// Guarded by engine.mu.
 	renewAt time.Time
 	lost    bool
@@ -71,6 +72,10 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 	return c, reason
 }
 
+// Stored reports, after the attempt is concluded, whether the store has
+// acknowledged the outcome. If not, the engine goes on trying.
+func (a *Attempt) Stored() bool { return a.stored }
+
 // ConcludeStream is for an answer that has to be passed on before its end,
 // because its body is over the maximum or a stream. What its status alone
 // decides is concluded now: an acceptance, whose result is not kept, and an
@@ -105,5 +110,7 @@ func (a *Attempt) store(op operation, details Details, status int) {
 	}
 	if err := a.engine.settle(context.Background(), u); err != nil {
 		a.engine.settleLater(u, a.policy.Lease+a.policy.Retention)
+		return
 	}
+	a.stored = true
 }

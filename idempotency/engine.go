@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -29,8 +30,12 @@ type EngineConfig struct {
 // Observer hears what happens apart from the answer to a request. Its methods
 // are called from many goroutines and must not block.
 type Observer interface {
-	// StoreError reports a failed store operation: claim, complete, uncertain,
-	// release, renew, now. The error's text holds nothing of a request.
+	// StoreCall reports each call of the store: one of Operations, how long it
+	// took, and its error.
+	StoreCall(op string, took time.Duration, err error)
+	// StoreError reports that the engine could not do what it had to: a claim
+	// after all its tries, one try of anything else. op is one of Operations.
+	// The error's text holds nothing of a request.
 	StoreError(op string, id RecordID, err error)
 	// LeaseLost reports that an attempt could not be renewed in time, so
 	// others are told that its outcome is unknown while it still runs.
@@ -43,6 +48,21 @@ type Observer interface {
 	// lived.
 	GaveUp(op string, id RecordID)
 }
+
+// Operations are the names by which an Observer hears of store operations.
+func Operations() []string {
+	return []string{
+		nameNow, nameClaim, nameRenew,
+		opComplete.String(), opUncertain.String(), opRelease.String(), opWithdraw.String(),
+	}
+}
+
+// Names of operations that are not transitions of an attempt's end.
+const (
+	nameNow   = "now"
+	nameClaim = "claim"
+	nameRenew = "renew"
+)
 
 // Engine owns every transition of the records in one store: it claims,
 // renews, and concludes, and it goes on trying where the store fails. One
@@ -61,10 +81,12 @@ type Engine struct {
 	mu      sync.Mutex
 	live    map[*Attempt]struct{}
 	pending []*unsettled
-	running bool          // the keeper goroutine exists
-	wakeAt  time.Time     // when the keeper looks next
-	idle    chan struct{} // closed when the keeper ends; nil if it does not run
-	wake    chan struct{}
+	// settling are those that are taken out of pending and under way.
+	settling []*unsettled
+	running  bool          // the keeper goroutine exists
+	wakeAt   time.Time     // when the keeper looks next
+	idle     chan struct{} // closed when the keeper ends; nil if it does not run
+	wake     chan struct{}
 }
 
 // NewEngine returns an engine. It does no I/O and starts nothing.
@@ -133,7 +155,7 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 	sentAt := time.Now()
 	reply, err := e.claim(ctx, &claim)
 	if err != nil {
-		e.observer.StoreError("claim", s.ID, err)
+		e.observer.StoreError(nameClaim, s.ID, err)
 		return Admission{}, fmt.Errorf("%w: claim record: %w", ErrStoreUnavailable, err)
 	}
 
@@ -146,7 +168,7 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 	case AlreadyCompleted:
 		answer, err := decodeAnswer(reply.Record)
 		if err != nil {
-			e.observer.StoreError("claim", s.ID, err)
+			e.observer.StoreError(nameClaim, s.ID, err)
 			return Admission{}, fmt.Errorf("%w: read stored answer: %w", ErrStoreUnavailable, err)
 		}
 		if answer.Unavailable {
@@ -217,7 +239,9 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 func (e *Engine) claimOnce(ctx context.Context, c Claim) (ClaimReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
+	began := time.Now()
 	reply, err := e.store.Claim(ctx, c)
+	e.observer.StoreCall(nameClaim, time.Since(began), err)
 	if err == nil {
 		e.clock.learn(reply.Now)
 	}
@@ -232,7 +256,9 @@ func (e *Engine) storeNow(ctx context.Context) (time.Time, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
+	began := time.Now()
 	now, err := e.store.Now(ctx)
+	e.observer.StoreCall(nameNow, time.Since(began), err)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -285,7 +311,7 @@ func (e *Engine) Drain(ctx context.Context) (alive, unstored []RecordID) {
 		for a := range e.live {
 			alive = append(alive, a.id)
 		}
-		for _, u := range e.pending {
+		for _, u := range slices.Concat(e.settling, e.pending) {
 			unstored = append(unstored, u.id)
 		}
 		return alive, unstored
@@ -305,12 +331,21 @@ func (e *Engine) InFlight() int {
 	return n
 }
 
+// Unstored returns the number of outcomes, and of claims to take back, that the
+// store has not acknowledged and that the engine goes on trying to store.
+func (e *Engine) Unstored() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.settling) + len(e.pending)
+}
+
 // Close closes the store. It may be called once, when the engine is idle.
 func (e *Engine) Close() error { return e.store.Close() }
 
 type silent struct{}
 
-func (silent) StoreError(string, RecordID, error) {}
-func (silent) LeaseLost(RecordID)                 {}
-func (silent) LateAcceptance(RecordID, int)       {}
-func (silent) GaveUp(string, RecordID)            {}
+func (silent) StoreCall(string, time.Duration, error) {}
+func (silent) StoreError(string, RecordID, error)     {}
+func (silent) LeaseLost(RecordID)                     {}
+func (silent) LateAcceptance(RecordID, int)           {}
+func (silent) GaveUp(string, RecordID)                {}

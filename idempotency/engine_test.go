@@ -23,7 +23,7 @@ import (
 func TestConcurrentBegin(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	other := idempotency.NewEngine(idempotency.EngineConfig{Store: h.store, StoreTimeout: patience})
+	other := idempotency.NewEngine(idempotency.EngineConfig{Store: h.store, StoreTimeout: patience, Observer: h.observed})
 	s := submitOf("k")
 	const callers = 64
 	admissions := make([]idempotency.Admission, callers)
@@ -80,7 +80,11 @@ func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
 	s := submitOf("k")
-	h.conclude(h.attempt(policy(), s), accepted("answer"), idempotency.ConcludedAccepted)
+	a := h.attempt(policy(), s)
+	h.conclude(a, accepted("answer"), idempotency.ConcludedAccepted)
+	if !a.Stored() {
+		t.Error("the attempt does not count as stored")
+	}
 	h.wantReplay(s, 202, "answer")
 	h.idle()
 	want := map[string]int{"now": 1, "claim": 2, "complete": 1, "release": 0, "uncertain": 0, "renew": 0}
@@ -369,6 +373,9 @@ func TestOutcomeIsStoredLater(t *testing.T) {
 				if h.engine.InFlight() != 0 {
 					t.Error("a concluded attempt is in flight")
 				}
+				if a.Stored() {
+					t.Error("the attempt counts as stored, and the store has failed")
+				}
 				h.idle()
 				h.wantState(s, o.state)
 				if n := h.store.count(o.op); n != failures+1 {
@@ -487,14 +494,20 @@ func TestOutcomesOfAnOutage(t *testing.T) {
 	wg.Wait()
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	if alive, unstored := h.engine.Drain(ended); len(alive) != 0 || len(unstored) == 0 {
+	if alive, unstored := h.engine.Drain(ended); len(alive) != 0 || len(unstored) != submits {
 		t.Errorf("in the outage %d attempts are alive and %d outcomes wait", len(alive), len(unstored))
+	}
+	if n := h.engine.Unstored(); n != submits {
+		t.Errorf("%d outcomes wait, want %d, those under way included", n, submits)
 	}
 	for i := range submits {
 		h.wantState(submitOf(fmt.Sprint(i)), idempotency.InProgress)
 	}
 	close(back)
 	h.idle()
+	if n := h.engine.Unstored(); n != 0 {
+		t.Errorf("%d outcomes wait in the end", n)
+	}
 	for i := range submits {
 		h.wantState(submitOf(fmt.Sprint(i)), []idempotency.State{idempotency.Completed, idempotency.Uncertain, absent}[i%3])
 	}

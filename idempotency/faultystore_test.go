@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -113,8 +114,21 @@ type faultyStore struct {
 	mu       sync.Mutex
 	calls    map[string]int
 	faults   map[string]func(call int) fault
+	outcomes tally
 	renewals [][]idempotency.Renewal
 	longest  time.Duration // that a context gave a call
+}
+
+// tally counts calls by operation, and whether they failed.
+type tally map[string]struct{ calls, failed int }
+
+func (t tally) add(op string, err error) {
+	n := t[op]
+	n.calls++
+	if err != nil {
+		n.failed++
+	}
+	t[op] = n
 }
 
 // spoil decides about the calls of an operation, which are counted from 1.
@@ -146,8 +160,13 @@ func (s *faultyStore) longestCall() time.Duration {
 	return s.longest
 }
 
-func spoiled[T any](s *faultyStore, ctx context.Context, op string, apply func(context.Context) (T, error)) (T, error) {
-	var none, reply T
+func spoiled[T any](s *faultyStore, ctx context.Context, op string, apply func(context.Context) (T, error)) (reply T, err error) {
+	var none T
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.outcomes.add(op, err)
+	}()
 	s.mu.Lock()
 	s.calls[op]++
 	var f fault
@@ -164,7 +183,7 @@ func spoiled[T any](s *faultyStore, ctx context.Context, op string, apply func(c
 	if f == nil {
 		return apply(ctx)
 	}
-	err := f(ctx, func(ctx context.Context) (err error) {
+	err = f(ctx, func(ctx context.Context) (err error) {
 		reply, err = apply(ctx)
 		return err
 	})
@@ -222,11 +241,21 @@ func (c *clock) advance(d time.Duration) {
 // observations is an Observer that remembers.
 type observations struct {
 	mu          sync.Mutex
+	storeCalls  tally
 	storeErrors []string // operations
 	texts       []string
 	lost, late  []idempotency.RecordID
 	lateStatus  int
 	gaveUp      []string // operations
+}
+
+func (o *observations) StoreCall(op string, _ time.Duration, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if op == "withdraw" {
+		op = "release" // as the store calls it
+	}
+	o.storeCalls.add(op, err)
 }
 
 func (o *observations) StoreError(op string, _ idempotency.RecordID, err error) {
@@ -313,7 +342,7 @@ func realTime(_ *idempotency.EngineConfig, s *embedded.Config) { s.Now = time.No
 
 func newHarness(t *testing.T, options ...option) *harness {
 	t.Helper()
-	h := &harness{t: t, clock: &clock{now: time.Now()}, observed: &observations{}, held: new(atomic.Int64)}
+	h := &harness{t: t, clock: &clock{now: time.Now()}, observed: &observations{storeCalls: tally{}}, held: new(atomic.Int64)}
 	storeConfig := embedded.Config{Path: filepath.Join(t.TempDir(), "idempotency.db"), Now: h.clock.Now}
 	engineConfig := idempotency.EngineConfig{
 		StoreTimeout: patience,
@@ -327,12 +356,15 @@ func newHarness(t *testing.T, options ...option) *harness {
 		o(&engineConfig, &storeConfig)
 	}
 	h.store = &faultyStore{
-		Store: embedded.New(storeConfig), t: t, calls: make(map[string]int), faults: make(map[string]func(int) fault),
+		Store: embedded.New(storeConfig), t: t, calls: make(map[string]int), faults: make(map[string]func(int) fault), outcomes: tally{},
 	}
 	engineConfig.Store = h.store
 	h.engine = idempotency.NewEngine(engineConfig)
 	t.Cleanup(func() {
 		h.idle()
+		if engineConfig.Observer != nil {
+			h.wantEachCallObserved()
+		}
 		if err := h.engine.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
@@ -352,6 +384,19 @@ func (h *harness) idle() {
 		h.t.Fatalf("%d attempts and %d outcomes are left", len(alive), len(unstored))
 	}
 	await(h.t, "the store to be let go", func() bool { return h.held.Load() == 0 })
+}
+
+// wantEachCallObserved compares what the observer heard of the store's calls
+// with what the store knows of them.
+func (h *harness) wantEachCallObserved() {
+	h.t.Helper()
+	h.store.mu.Lock()
+	defer h.store.mu.Unlock()
+	h.observed.mu.Lock()
+	defer h.observed.mu.Unlock()
+	if !maps.Equal(h.observed.storeCalls, h.store.outcomes) {
+		h.t.Errorf("the observer heard of %v, the store of %v", h.observed.storeCalls, h.store.outcomes)
+	}
 }
 
 // policy is the default one.

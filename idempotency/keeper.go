@@ -211,11 +211,12 @@ func (e *Engine) renew(attempts []*Attempt) {
 	ctx, cancel := context.WithTimeout(context.Background(), e.timeout)
 	defer cancel()
 	replies, err := e.store.Renew(ctx, renewals)
+	e.observer.StoreCall(nameRenew, time.Since(sent), err)
 	if err == nil && len(replies) != len(attempts) {
 		err = fmt.Errorf("store answered %d of %d renewals", len(replies), len(attempts))
 	}
 	if err != nil {
-		e.observer.StoreError("renew", attempts[0].id, err)
+		e.observer.StoreError(nameRenew, attempts[0].id, err)
 	}
 	for _, id := range e.noteRenewals(attempts, sent, replies, err) {
 		e.observer.LeaseLost(id)
@@ -281,6 +282,7 @@ func (e *Engine) settleDue(n int) (more bool) {
 		u.tries++
 		u.nextTry = time.Now().Add(backoff(u.tries))
 	}
+	e.settling = nil
 	e.pending = append(e.pending, again...)
 	if allFailed {
 		// The store is away: let the rest wait as long as these.
@@ -293,7 +295,8 @@ func (e *Engine) settleDue(n int) (more bool) {
 	return !allFailed
 }
 
-// takeDue takes up to n transitions that are due out of the pending ones.
+// takeDue takes up to n transitions that are due out of the pending ones, and
+// notes them as under way.
 func (e *Engine) takeDue(n int) []*unsettled {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -306,6 +309,7 @@ func (e *Engine) takeDue(n int) []*unsettled {
 		}
 		return false
 	})
+	e.settling = due
 	return due
 }
 
@@ -318,29 +322,28 @@ func (e *Engine) settle(ctx context.Context, u *unsettled) error {
 
 	var reply Reply
 	var err error
+	began := time.Now()
 	switch u.op {
 	case opComplete:
 		reply, err = e.store.Complete(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
-		if err == nil && !reply.Applied {
-			e.observer.LateAcceptance(u.id, u.status)
-		}
 	case opUncertain:
 		reply, err = e.store.MarkUncertain(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
-	case opRelease:
+	case opRelease, opWithdraw:
 		reply, err = e.store.Release(ctx, u.id, u.token)
-	case opWithdraw:
-		reply, err = e.store.Release(ctx, u.id, u.token)
-		if err == nil && !reply.Now.After(u.notAfter) {
-			// A try of the claim may still be on its way, even if another was
-			// just taken back.
-			err = errClaimMayCome
-		}
 	}
-	if err != nil && !errors.Is(err, errClaimMayCome) {
+	e.observer.StoreCall(u.op.String(), time.Since(began), err)
+	if err != nil {
 		e.observer.StoreError(u.op.String(), u.id, err)
+		return err
 	}
-	if err == nil || errors.Is(err, errClaimMayCome) {
-		e.clock.learn(reply.Now)
+	e.clock.learn(reply.Now)
+	switch {
+	case u.op == opComplete && !reply.Applied:
+		e.observer.LateAcceptance(u.id, u.status)
+	case u.op == opWithdraw && !reply.Now.After(u.notAfter):
+		// A try of the claim may still be on its way, even if another was just
+		// taken back.
+		return errClaimMayCome
 	}
-	return err
+	return nil
 }
