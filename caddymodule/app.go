@@ -50,6 +50,9 @@ const appID = "idempotency"
 // Provision sets up the store without opening it.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.logger = ctx.Logger()
+	if err := metrics.register(ctx.GetMetricsRegistry()); err != nil {
+		return err
+	}
 	if a.StoreRaw == nil {
 		a.StoreRaw = json.RawMessage(`{"module":"embedded"}`)
 	}

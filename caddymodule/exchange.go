@@ -263,8 +263,10 @@ func (e *exchange) noteConclusion(c idempotency.Conclusion, reason string, statu
 	}
 }
 
-// note makes the outcome known to placeholders and the access log.
+// note makes the outcome known to placeholders, metrics and the access log. It
+// is called once for each request that comes to an outcome.
 func (e *exchange) note(o outcome) {
+	metrics.countRequest(o)
 	e.repl.Set(placeholderOutcome, string(o))
 	extra, ok := e.r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	if !ok {

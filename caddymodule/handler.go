@@ -262,6 +262,13 @@ const (
 	outcomeStoreError     outcome = "store_error"
 )
 
+// outcomes are all of them.
+var outcomes = []outcome{
+	outcomeBypass, outcomeAccepted, outcomeReplayed, outcomeInProgress, outcomeReuse, outcomeRefused,
+	outcomeUncertain, outcomeOutcomeUnknown, outcomeUnavailable, outcomeInvalidKey, outcomeMissingKey,
+	outcomeTooLarge, outcomeStoreError,
+}
+
 var problemOutcomes = map[idempotency.Code]outcome{
 	idempotency.CodeMissing:           outcomeMissingKey,
 	idempotency.CodeInvalid:           outcomeInvalidKey,
@@ -277,13 +284,11 @@ var problemOutcomes = map[idempotency.Code]outcome{
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if !slices.Contains(h.Methods, r.Method) {
-		repl.Set(placeholderOutcome, string(outcomeBypass))
-		return next.ServeHTTP(w, r)
+		return bypass(w, r, repl, next)
 	}
 	lines := h.keyLines(r.Header)
 	if lines == nil && !h.RequireKey {
-		repl.Set(placeholderOutcome, string(outcomeBypass))
-		return next.ServeHTTP(w, r)
+		return bypass(w, r, repl, next)
 	}
 
 	e := exchange{Handler: h, w: w, r: r, repl: repl, next: next}
@@ -297,6 +302,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return e.problem(idempotency.Problem{Code: idempotency.CodeInvalid, Detail: "It was refused because " + invalid.Reason + "."})
 	}
 	return e.submit(key)
+}
+
+// bypass passes a request on untouched.
+func bypass(w http.ResponseWriter, r *http.Request, repl *caddy.Replacer, next caddyhttp.Handler) error {
+	repl.Set(placeholderOutcome, string(outcomeBypass))
+	metrics.bypassed.Inc()
+	return next.ServeHTTP(w, r)
 }
 
 // keyLines returns the lines of the key header, nil if there is none.

@@ -1,29 +1,37 @@
 package caddymodule
 
 import (
+	"time"
+
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
-// observer logs what an engine reports apart from requests. It asks for
-// Caddy's current logger each time, because an engine outlives the
+// observer counts and logs what an engine reports apart from requests. It asks
+// for Caddy's current logger each time, because an engine outlives the
 // configuration, and the logger, that it was made under.
 type observer struct{}
 
 func log() *zap.Logger { return caddy.Log().Named("idempotency") }
+
+func (observer) StoreCall(op string, took time.Duration, err error) {
+	metrics.observeStore(op, took, err)
+}
 
 func (observer) StoreError(op string, id idempotency.RecordID, err error) {
 	log().Error("store operation failed", zap.String("op", op), zap.String("record", string(id)), zap.Error(err))
 }
 
 func (observer) LeaseLost(id idempotency.RecordID) {
+	metrics.leaseLost.Inc()
 	log().Warn("lease ran out while the submit is running; repeats are told that its outcome is unknown",
 		zap.String("record", string(id)))
 }
 
 func (observer) LateAcceptance(id idempotency.RecordID, status int) {
+	metrics.lateAcceptances.Inc()
 	log().Error("the provider accepted a submit whose record is no longer its own; the job exists and is not in the store",
 		zap.String("record", string(id)), zap.Int("status", status))
 }

@@ -1,0 +1,111 @@
+package caddymodule
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+)
+
+// metrics counts for the whole process. Caddy makes a new registry for each
+// configuration; the collectors are registered with all of them, so that values
+// survive a reload.
+var metrics = newCollectors()
+
+// collectors are what Prometheus sees of the module. No label has a value that
+// comes from a request or an answer.
+type collectors struct {
+	requests        *prometheus.CounterVec
+	storeDuration   *prometheus.HistogramVec
+	storeErrors     *prometheus.CounterVec
+	inFlight        prometheus.GaugeFunc
+	unstored        prometheus.GaugeFunc
+	leaseLost       prometheus.Counter
+	lateAcceptances prometheus.Counter
+
+	// bypassed is the counter of what is passed on untouched. It is kept here
+	// because that traffic must not pay for a look-up.
+	bypassed prometheus.Counter
+}
+
+func newCollectors() *collectors {
+	const namespace, subsystem = "caddy", "idempotency"
+	counter := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}
+	}
+	gauge := func(name, help string) prometheus.GaugeOpts {
+		return prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}
+	}
+	c := &collectors{
+		requests: prometheus.NewCounterVec(counter("requests_total",
+			"Requests by what became of them; bypass has no key or another method."), []string{"outcome"}),
+		storeDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: namespace, Subsystem: subsystem, Name: "store_duration_seconds",
+			Help:    "How long store operations took, failed ones included.",
+			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
+		}, []string{"op"}),
+		storeErrors: prometheus.NewCounterVec(counter("store_errors_total",
+			"Store operations that failed, those included that were repeated with success."), []string{"op"}),
+		inFlight: prometheus.NewGaugeFunc(gauge("attempts_in_flight",
+			"Submits that are being forwarded."), func() float64 { return sumEngines((*idempotency.Engine).InFlight) }),
+		unstored: prometheus.NewGaugeFunc(gauge("outcomes_unstored",
+			"Outcomes of submits that the store has not acknowledged yet; their records become uncertain if the process ends."),
+			func() float64 { return sumEngines((*idempotency.Engine).Unstored) }),
+		leaseLost: prometheus.NewCounter(counter("lease_lost_total",
+			"Leases that ran out while their submit was running.")),
+		lateAcceptances: prometheus.NewCounter(counter("late_acceptances_total",
+			"Acceptances that arrived when their record was no longer their own; the job exists and is not in the store.")),
+	}
+	// A counter that appears with its first event hides it from rate().
+	for _, o := range outcomes {
+		c.requests.WithLabelValues(string(o))
+	}
+	for _, op := range idempotency.Operations() {
+		c.storeDuration.WithLabelValues(op)
+		c.storeErrors.WithLabelValues(op)
+	}
+	c.bypassed = c.requests.WithLabelValues(string(outcomeBypass))
+	return c
+}
+
+// register adds the collectors to a configuration's registry.
+func (c *collectors) register(registry *prometheus.Registry) error {
+	for _, collector := range []prometheus.Collector{
+		c.requests, c.storeDuration, c.storeErrors, c.inFlight, c.unstored, c.leaseLost, c.lateAcceptances,
+	} {
+		var already prometheus.AlreadyRegisteredError
+		if err := registry.Register(collector); err != nil && !errors.As(err, &already) {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+func (c *collectors) countRequest(o outcome) { c.requests.WithLabelValues(string(o)).Inc() }
+
+func (c *collectors) observeStore(op string, took time.Duration, err error) {
+	c.storeDuration.WithLabelValues(op).Observe(took.Seconds())
+	if err != nil {
+		c.storeErrors.WithLabelValues(op).Inc()
+	}
+}
+
+// sumEngines adds up a number over all engines of the process: those of the
+// current configuration, and those that attempts of earlier ones still need.
+func sumEngines(number func(*idempotency.Engine) int) float64 {
+	// An engine that begins to work enters the pool once more with its mutex
+	// held, so no engine is asked while Range holds the pool's.
+	var all []*idempotency.Engine
+	engines.Range(func(_, value any) bool {
+		all = append(all, value.(pooledEngine).Engine)
+		return true
+	})
+	sum := 0
+	for _, engine := range all {
+		sum += number(engine)
+	}
+	return float64(sum)
+}
