@@ -45,6 +45,7 @@ type gateway struct {
 
 	dir       string
 	caddyfile string
+	env       []string
 	cmd       *exec.Cmd
 	done      chan struct{}
 }
@@ -58,6 +59,7 @@ type options struct {
 	log         string // the site's log directive; default: log
 	before      string // lines of the site before the handler
 	instead     string // replaces reverse_proxy
+	env         []string
 }
 
 // startGateway runs a gateway before the provider. It ends with the test.
@@ -69,6 +71,7 @@ func startGateway(t testing.TB, upstream string, o options) *gateway {
 		admin: freeAddress(t),
 		log:   &logBuffer{},
 		dir:   dir,
+		env:   o.env,
 	}
 	g.write(t, upstream, o)
 	g.endWith(t)
@@ -133,6 +136,7 @@ func (g *gateway) run(t testing.TB) {
 	t.Helper()
 	g.cmd = exec.Command(caddyBinary, "run", "--config", g.caddyfile, "--adapter", "caddyfile")
 	g.cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+g.dir, "XDG_CONFIG_HOME="+g.dir, "HOME="+g.dir, "TMPDIR="+g.dir)
+	g.cmd.Env = append(g.cmd.Env, g.env...)
 	g.cmd.Stdout, g.cmd.Stderr = g.log, g.log
 	if err := g.cmd.Start(); err != nil {
 		t.Fatalf("start caddy: %v", err)
