@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
@@ -27,7 +28,8 @@ type exchange struct {
 	repl *caddy.Replacer
 	next caddyhttp.Handler
 
-	id idempotency.RecordID
+	id      idempotency.RecordID
+	outcome outcome // once it has come to one
 }
 
 // submit takes a request with a key through the protocol: body, claim,
@@ -71,13 +73,15 @@ func (e *exchange) submit(key idempotency.Key) error {
 		return e.storeError(err, body)
 	}
 	defer release()
-	admission, err := engine.Begin(e.r.Context(), e.policy, idempotency.Submit{
+	ctx, span := startSpan(e.r.Context(), spanClaim, e.id)
+	admission, err := engine.Begin(ctx, e.policy, idempotency.Submit{
 		ID:          e.id,
 		Fingerprint: fingerprint.SumBody(body),
 		Details: idempotency.Details{
 			Namespace: e.Namespace, Key: key, Method: e.r.Method, Path: e.r.URL.Path,
 		},
 	})
+	endClaim(span, admission, err)
 	switch {
 	case err != nil:
 		return e.storeError(err, body)
@@ -140,10 +144,13 @@ func (e *exchange) storeError(err error, body *idempotency.Body) error {
 // forward sends a claimed submit to the provider and answers the caller when
 // the outcome is stored.
 func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body) error {
-	f := newForwarding(e.r, e.upstreamTimeout)
+	ctx, span := startSpan(e.r.Context(), spanForward, e.id, trace.WithSpanKind(trace.SpanKindClient))
+	defer span.End() // if it has not ended before
+	f := newForwarding(ctx, e.upstreamTimeout)
 	defer f.end()
 	rec := newRecorder(e.w, e.maxResponseBody, e.policy.Accepts)
 	rec.onStream = func() {
+		began := time.Now()
 		conclusion, reason, concluded := attempt.ConcludeStream(rec.status, rec.sent)
 		if !concluded {
 			return
@@ -152,12 +159,17 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 		// The outcome is settled: from here on this is a stream to this caller.
 		f.follow(e.r.Context())
 		e.noteConclusion(conclusion, reason, rec.status)
+		e.traceCompletion(began, attempt)
+		setOutcome(span, e.outcome, forwardFailure(conclusion, reason))
 		if conclusion == idempotency.ConcludedUnknown {
 			idempotency.Problem{Code: idempotency.CodeOutcomeUnknown}.Mark(rec.sent)
 		}
 	}
 
-	crashed, err := serve(e.next, rec, outgoing(f.ctx, e.r, body))
+	out := outgoing(f.ctx, e.r, body)
+	propagate(f.ctx, out.Header)
+	crashed, err := serve(e.next, rec, out)
+	answered := time.Now()
 	if rec.concluded {
 		if crashed != nil {
 			panic(crashed.value)
@@ -172,6 +184,9 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 	result := f.result(rec, err, crashed)
 	conclusion, reason := attempt.Conclude(result)
 	e.noteConclusion(conclusion, reason, result.Status)
+	setOutcome(span, e.outcome, forwardFailure(conclusion, reason))
+	span.End(trace.WithTimestamp(answered))
+	e.traceCompletion(answered, attempt)
 	if crashed != nil && !crashed.isAbort() {
 		// The value may hold anything; its type and the stack tell where to look.
 		e.logger.Error("a handler after idempotency panicked", zap.String("record", string(e.id)),
@@ -266,6 +281,7 @@ func (e *exchange) noteConclusion(c idempotency.Conclusion, reason string, statu
 // note makes the outcome known to placeholders, metrics and the access log. It
 // is called once for each request that comes to an outcome.
 func (e *exchange) note(o outcome) {
+	e.outcome = o
 	metrics.countRequest(o)
 	e.repl.Set(placeholderOutcome, string(o))
 	extra, ok := e.r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)

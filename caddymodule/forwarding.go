@@ -33,11 +33,11 @@ type forwarding struct {
 	connected atomic.Bool
 }
 
-// newForwarding starts the clock of the upstream timeout. The context has the
-// request's values and does not end when the caller hangs up.
-func newForwarding(r *http.Request, timeout time.Duration) *forwarding {
-	f := &forwarding{repl: r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)}
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
+// newForwarding starts the clock of the upstream timeout. The forwarding's
+// context has the caller's values and does not end when the caller hangs up.
+func newForwarding(caller context.Context, timeout time.Duration) *forwarding {
+	f := &forwarding{repl: caller.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(caller))
 	f.cancel = cancel
 	f.timer = time.AfterFunc(timeout, func() {
 		f.timedOut.Store(true)

@@ -64,7 +64,7 @@ var mistakes = []mistake{
 	},
 	{
 		"the caller's context", "caddymodule/forwarding.go",
-		"context.WithCancelCause(context.WithoutCancel(r.Context()))", "context.WithCancelCause(r.Context())",
+		"context.WithCancelCause(context.WithoutCancel(caller))", "context.WithCancelCause(caller)",
 		black, "TestCallerHangsUp",
 	},
 	{
