@@ -4,22 +4,29 @@ import (
 	"context"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	traces "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/encoding/prototext"
 
 	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
 )
 
 // Nothing that the module writes holds a key, a scope value, a body or a
 // response: not its log at the most verbose level, not the names of keys in
-// the store, not an error's text.
+// the store, not an error's text, not a metric and not a span.
 func TestSecrets(t *testing.T) {
 	const keyMark, authMark, bodyMark, answerMark, passwordMark = "mark-key", "mark-auth", "mark-body", "mark-answer", "mark-password"
 	marks := []string{keyMark, authMark, bodyMark, answerMark, passwordMark}
 	redis := redistest.Start(t, "--requirepass", passwordMark)
 	p := startProvider(t, answerWith(202, map[string]string{"X-Mark": answerMark}, answerMark))
+	spans := startReceiver(t)
 	g := startGateway(t, p.url, options{
 		store:  "redis redis://:" + passwordMark + "@" + redis.Address,
+		before: "tracing",
+		env:    spans.env(),
 		global: "debug\nlog default {\ninclude http.handlers.idempotency idempotency\n}",
 	})
 	r := request{key: keyMark, auth: "Bearer " + authMark, body: bodyMark}
@@ -52,6 +59,22 @@ func TestSecrets(t *testing.T) {
 		t.Errorf("%d answers are the gateway's own, want 6", len(texts))
 	}
 	g.awaitLog(t, "outcome of a submit is unknown")
+	exposition := g.exposition(t)
+	// The last request failed at its claim, which is the only span of its kind.
+	await(t, "the spans", func() bool {
+		return slices.ContainsFunc(spans.received(), func(s *traces.Span) bool { return attributes(s)["idempotency.outcome"] == "store_error" })
+	})
+	var exported strings.Builder
+	spanNames := map[string]bool{}
+	for _, span := range spans.received() {
+		spanNames[span.Name] = true
+		exported.WriteString(prototext.Format(span) + "\n")
+	}
+	for _, name := range []string{"idempotency.claim", "idempotency.forward", "idempotency.complete"} {
+		if !spanNames[name] {
+			t.Errorf("no span %s was exported", name)
+		}
+	}
 
 	for _, mark := range marks {
 		if strings.Contains(strings.Join(names, "\n"), mark) {
@@ -59,6 +82,12 @@ func TestSecrets(t *testing.T) {
 		}
 		if strings.Contains(strings.Join(texts, "\n"), mark) {
 			t.Errorf("an error document has %s", mark)
+		}
+		if strings.Contains(exposition, mark) {
+			t.Errorf("a metric has %s", mark)
+		}
+		if strings.Contains(exported.String(), mark) {
+			t.Errorf("a span has %s: %s", mark, exported.String())
 		}
 		for line := range strings.Lines(g.log.String()) {
 			if strings.Contains(line, mark) && !strings.Contains(line, `"logger":"admin`) {
@@ -68,36 +97,65 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// The filter of README and Caddyfile.example keeps what Caddy itself logs free
-// of keys and API keys: in the access log, in the error log and in
-// reverse_proxy's warnings.
-func TestLogFilter(t *testing.T) {
-	const filter = "log {\nformat filter {\nrequest>headers>Idempotency-Key delete\nrequest>headers>X-Api-Key delete\n}\n}"
-	secret := request{key: "mark-key", body: "x", header: map[string][]string{"X-Api-Key": {"mark-api-key"}}}
-	p := startProvider(t, nil)
-	g := startGateway(t, p.url, options{global: filter, log: filter})
-	g.send(t, secret)
-	p.now(hangUp("HTTP/1.1 202 Accepted\r\nContent-Length: 9\r\n\r\nx", false))
-	broken, refused := secret, secret
-	broken.key, refused.key, refused.method = "mark-key-2", "mark-key-3", http.MethodPut
-	g.send(t, broken)
-	p.want(t, 2)
-	g.write(t, freeAddress(t), options{global: filter, log: filter})
-	g.reload(t)
-	g.send(t, refused)
-	for _, message := range []string{"handled request", "aborting with incomplete response", "http.log.error"} {
-		g.awaitLog(t, message)
+// snippet returns the snippet (without_secrets) of a document that shows it.
+func snippet(t *testing.T, document string) string {
+	t.Helper()
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for line := range strings.Lines(g.log.String()) {
-		if strings.Contains(line, "mark-") || strings.Contains(line, "Bearer caller") {
-			t.Errorf("in spite of the filter the log has a secret: %s", line)
-		}
+	_, rest, found := strings.Cut(string(text), "(without_secrets) {\n")
+	body, _, ended := strings.Cut(rest, "\n}\n")
+	if !found || !ended {
+		t.Fatalf("%s has no snippet (without_secrets)", document)
+	}
+	return body
+}
+
+// The filter as README and Caddyfile.example show it keeps what Caddy itself
+// logs free of keys and API keys: in the access log, in the error log, in
+// reverse_proxy's warnings and in what it logs with debug, as JSON and for the
+// console.
+func TestLogFilter(t *testing.T) {
+	readme := snippet(t, "../README.md")
+	for name, filter := range map[string]string{
+		"README":            readme,
+		"README, JSON":      strings.Replace(readme, "format filter {", "format filter {\nwrap json", 1),
+		"Caddyfile.example": snippet(t, "../Caddyfile.example"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			filter = "log {\n" + filter + "\n}"
+			secret := request{key: "mark-key", body: "x", header: http.Header{
+				"X-Api-Key": {"mark-api-key"}, "X-Idempotency-Key": {"mark-other-key"},
+				"Api-Key": {"mark-azure"}, "Xi-Api-Key": {"mark-elevenlabs"}, "X-Goog-Api-Key": {"mark-google"},
+			}}
+			p := startProvider(t, nil)
+			o := options{global: "debug\n" + filter, log: filter}
+			g := startGateway(t, p.url, o)
+			g.send(t, secret)
+			p.now(hangUp("HTTP/1.1 202 Accepted\r\nContent-Length: 9\r\n\r\nx", false))
+			broken, refused := secret, secret
+			broken.key, refused.key, refused.method = "mark-key-2", "mark-key-3", http.MethodPut
+			g.send(t, broken)
+			p.want(t, 2)
+			g.write(t, freeAddress(t), o)
+			g.reload(t)
+			g.send(t, refused)
+			for _, message := range []string{"handled request", "upstream roundtrip", "aborting with incomplete response", "http.log.error"} {
+				g.awaitLog(t, message)
+			}
+			for line := range strings.Lines(g.log.String()) {
+				if strings.Contains(line, "mark-") || strings.Contains(line, "Bearer caller") {
+					t.Errorf("in spite of the filter the log has a secret: %s", line)
+				}
+			}
+		})
 	}
 
 	// Without it the keys are there, so the filter is what removes them.
+	p := startProvider(t, nil)
 	plain := startGateway(t, p.url, options{})
-	p.now(nil)
-	plain.send(t, secret)
+	plain.send(t, request{key: "mark-key", body: "x"})
 	plain.awaitLog(t, "mark-key")
 }
 
