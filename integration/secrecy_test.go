@@ -100,11 +100,7 @@ func TestSecrets(t *testing.T) {
 // snippet returns the snippet (without_secrets) of a document that shows it.
 func snippet(t *testing.T, document string) string {
 	t.Helper()
-	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, found := strings.Cut(string(text), "(without_secrets) {\n")
+	_, rest, found := strings.Cut(readFile(t, document), "(without_secrets) {\n")
 	body, _, ended := strings.Cut(rest, "\n}\n")
 	if !found || !ended {
 		t.Fatalf("%s has no snippet (without_secrets)", document)
@@ -140,7 +136,9 @@ func TestLogFilter(t *testing.T) {
 			p.want(t, 2)
 			g.write(t, freeAddress(t), o)
 			g.reload(t)
-			g.send(t, refused)
+			// The server of the old configuration may still take a connection, and
+			// close it.
+			await(t, "the refused connection", func() bool { return g.send(t, refused).status == 502 })
 			for _, message := range []string{"handled request", "upstream roundtrip", "aborting with incomplete response", "http.log.error"} {
 				g.awaitLog(t, message)
 			}
