@@ -73,15 +73,15 @@ func (e *exchange) submit(key idempotency.Key) error {
 		return e.storeError(err, body)
 	}
 	defer release()
-	ctx, span := startSpan(e.r.Context(), spanClaim, e.id)
-	admission, err := engine.Begin(ctx, e.policy, idempotency.Submit{
+	began := time.Now()
+	admission, err := engine.Begin(e.r.Context(), e.policy, idempotency.Submit{
 		ID:          e.id,
 		Fingerprint: fingerprint.SumBody(body),
 		Details: idempotency.Details{
 			Namespace: e.Namespace, Key: key, Method: e.r.Method, Path: e.r.URL.Path,
 		},
 	})
-	endClaim(span, admission, err)
+	e.traceClaim(began, admission, err)
 	switch {
 	case err != nil:
 		return e.storeError(err, body)
@@ -144,7 +144,7 @@ func (e *exchange) storeError(err error, body *idempotency.Body) error {
 // forward sends a claimed submit to the provider and answers the caller when
 // the outcome is stored.
 func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body) error {
-	ctx, span := startSpan(e.r.Context(), spanForward, e.id, trace.WithSpanKind(trace.SpanKindClient))
+	ctx, span := e.startForward()
 	defer span.End() // if it has not ended before
 	f := newForwarding(ctx, e.upstreamTimeout)
 	defer f.end()
@@ -159,8 +159,7 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 		// The outcome is settled: from here on this is a stream to this caller.
 		f.follow(e.r.Context())
 		e.noteConclusion(conclusion, reason, rec.status)
-		e.traceCompletion(began, attempt)
-		setOutcome(span, e.outcome, forwardFailure(conclusion, reason))
+		e.traceConclusion(span, began, attempt, conclusion, reason)
 		if conclusion == idempotency.ConcludedUnknown {
 			idempotency.Problem{Code: idempotency.CodeOutcomeUnknown}.Mark(rec.sent)
 		}
@@ -184,9 +183,8 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 	result := f.result(rec, err, crashed)
 	conclusion, reason := attempt.Conclude(result)
 	e.noteConclusion(conclusion, reason, result.Status)
-	setOutcome(span, e.outcome, forwardFailure(conclusion, reason))
+	e.traceConclusion(span, answered, attempt, conclusion, reason)
 	span.End(trace.WithTimestamp(answered))
-	e.traceCompletion(answered, attempt)
 	if crashed != nil && !crashed.isAbort() {
 		// The value may hold anything; its type and the stack tell where to look.
 		e.logger.Error("a handler after idempotency panicked", zap.String("record", string(e.id)),

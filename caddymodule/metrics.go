@@ -26,9 +26,16 @@ type collectors struct {
 	leaseLost       prometheus.Counter
 	lateAcceptances prometheus.Counter
 
-	// bypassed is the counter of what is passed on untouched. It is kept here
-	// because that traffic must not pay for a look-up.
-	bypassed prometheus.Counter
+	// What the vectors above have, found at once.
+	byOutcome map[outcome]prometheus.Counter
+	byOp      map[string]storeMetrics
+	bypassed  prometheus.Counter // of byOutcome
+}
+
+// storeMetrics are those of one store operation.
+type storeMetrics struct {
+	duration prometheus.Observer
+	errors   prometheus.Counter
 }
 
 func newCollectors() *collectors {
@@ -59,16 +66,32 @@ func newCollectors() *collectors {
 		lateAcceptances: prometheus.NewCounter(counter("late_acceptances_total",
 			"Acceptances that arrived when their record was no longer their own; the job exists and is not in the store.")),
 	}
-	// A counter that appears with its first event hides it from rate().
+	// All series are there from the start: one that appears with its first event
+	// hides it from rate().
+	c.byOutcome = make(map[outcome]prometheus.Counter)
 	for _, o := range outcomes {
-		c.requests.WithLabelValues(string(o))
+		c.byOutcome[o] = c.ofOutcome(o)
 	}
+	c.bypassed = c.byOutcome[outcomeBypass]
+	c.byOp = make(map[string]storeMetrics)
 	for _, op := range idempotency.Operations() {
-		c.storeDuration.WithLabelValues(op)
-		c.storeErrors.WithLabelValues(op)
+		c.byOp[op] = c.ofOp(op)
 	}
-	c.bypassed = c.requests.WithLabelValues(string(outcomeBypass))
 	return c
+}
+
+func (c *collectors) ofOutcome(o outcome) prometheus.Counter {
+	if known, ok := c.byOutcome[o]; ok {
+		return known
+	}
+	return c.requests.WithLabelValues(string(o))
+}
+
+func (c *collectors) ofOp(op string) storeMetrics {
+	if known, ok := c.byOp[op]; ok {
+		return known
+	}
+	return storeMetrics{c.storeDuration.WithLabelValues(op), c.storeErrors.WithLabelValues(op)}
 }
 
 // register adds the collectors to a configuration's registry.
@@ -84,12 +107,13 @@ func (c *collectors) register(registry *prometheus.Registry) error {
 	return nil
 }
 
-func (c *collectors) countRequest(o outcome) { c.requests.WithLabelValues(string(o)).Inc() }
+func (c *collectors) countRequest(o outcome) { c.ofOutcome(o).Inc() }
 
 func (c *collectors) observeStore(op string, took time.Duration, err error) {
-	c.storeDuration.WithLabelValues(op).Observe(took.Seconds())
+	of := c.ofOp(op)
+	of.duration.Observe(took.Seconds())
 	if err != nil {
-		c.storeErrors.WithLabelValues(op).Inc()
+		of.errors.Inc()
 	}
 }
 

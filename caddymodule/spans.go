@@ -35,62 +35,70 @@ const tracerName = "github.com/caddy-idempotency/caddy-idempotency"
 // startSpan begins a span under the one that Caddy's tracing directive began,
 // with the provider that it brought. Without tracing, or if the request was not
 // sampled, the span records nothing and the context stays as it is.
-func startSpan(ctx context.Context, name string, id idempotency.RecordID, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+func startSpan(ctx context.Context, name string, began time.Time, kind trace.SpanKind, attributes ...attribute.KeyValue) (context.Context, trace.Span) {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
 		return ctx, noop.Span{}
 	}
-	ctx, span := parent.TracerProvider().Tracer(tracerName).Start(ctx, name, options...)
-	span.SetAttributes(attribute.String(attributeRecord, string(id)))
-	return ctx, span
+	return parent.TracerProvider().Tracer(tracerName).Start(ctx, name,
+		trace.WithTimestamp(began), trace.WithSpanKind(kind), trace.WithAttributes(attributes...))
 }
 
-// setOutcome says what the step came to. A failure, if there is one, is a fixed
-// text or a reason that can be logged.
-func setOutcome(span trace.Span, o outcome, failure string) {
-	if !span.IsRecording() {
-		return
+// addSpan adds the span of a step that has just ended. A failure, if there is
+// one, is a fixed text: no error's text goes into a span.
+func (e *exchange) addSpan(name string, began time.Time, o outcome, failure string) {
+	ctx := e.r.Context()
+	if !trace.SpanFromContext(ctx).IsRecording() {
+		return // not even the attributes are made
 	}
-	span.SetAttributes(attribute.String(attributeOutcome, string(o)))
+	_, span := startSpan(ctx, name, began, trace.SpanKindInternal,
+		attribute.String(attributeRecord, string(e.id)), attribute.String(attributeOutcome, string(o)))
 	if failure != "" {
 		span.SetStatus(codes.Error, failure)
-	}
-}
-
-// endClaim ends the span of a claim. A claim that is turned down is no failure
-// of the claim.
-func endClaim(span trace.Span, admission idempotency.Admission, err error) {
-	switch {
-	case err != nil:
-		setOutcome(span, outcomeStoreError, "the store did not answer the claim")
-	case admission.Problem != nil:
-		setOutcome(span, problemOutcomes[admission.Problem.Code], "")
-	case admission.Replay != nil:
-		setOutcome(span, outcomeReplayed, "")
-	default:
-		setOutcome(span, spanClaimed, "")
 	}
 	span.End()
 }
 
-// forwardFailure is what made a forwarding fail, empty if it did not: a refusal
-// is an answer like any other.
-func forwardFailure(c idempotency.Conclusion, reason string) string {
-	if c == idempotency.ConcludedNeverSent {
-		return "nothing was sent to the provider"
+// traceClaim adds the span of a claim. That a submit is turned down is no
+// failure of the claim.
+func (e *exchange) traceClaim(began time.Time, admission idempotency.Admission, err error) {
+	switch {
+	case err != nil:
+		e.addSpan(spanClaim, began, outcomeStoreError, "the store did not decide the claim")
+	case admission.Problem != nil:
+		e.addSpan(spanClaim, began, problemOutcomes[admission.Problem.Code], "")
+	case admission.Replay != nil:
+		e.addSpan(spanClaim, began, outcomeReplayed, "")
+	default:
+		e.addSpan(spanClaim, began, spanClaimed, "")
 	}
-	return reason
 }
 
-// traceCompletion adds the span of storing an outcome, which has just ended.
-func (e *exchange) traceCompletion(began time.Time, attempt *idempotency.Attempt) {
-	_, span := startSpan(e.r.Context(), spanComplete, e.id, trace.WithTimestamp(began))
+// startForward begins the span that the handlers below work under.
+func (e *exchange) startForward() (context.Context, trace.Span) {
+	return startSpan(e.r.Context(), spanForward, time.Now(), trace.SpanKindClient, attribute.String(attributeRecord, string(e.id)))
+}
+
+// traceConclusion notes in the span of the forwarding what it came to, and adds
+// that of storing it. A refusal is an answer like any other, and no failure.
+// The reason of an unknown outcome is made to be logged.
+func (e *exchange) traceConclusion(forward trace.Span, began time.Time, attempt *idempotency.Attempt, c idempotency.Conclusion, reason string) {
+	if !forward.IsRecording() {
+		return
+	}
+	forward.SetAttributes(attribute.String(attributeOutcome, string(e.outcome)))
+	switch c {
+	case idempotency.ConcludedUnknown:
+		forward.SetStatus(codes.Error, reason)
+	case idempotency.ConcludedNeverSent:
+		forward.SetStatus(codes.Error, "nothing was sent to the provider")
+	case idempotency.ConcludedAccepted, idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
+	}
 	failure := ""
 	if !attempt.Stored() {
 		failure = "the store has not acknowledged the outcome yet"
 	}
-	setOutcome(span, e.outcome, failure)
-	span.End()
+	e.addSpan(spanComplete, began, e.outcome, failure)
 }
 
 // propagators write a trace into a header in the formats that Caddy's tracing
