@@ -30,6 +30,7 @@ type exchange struct {
 
 	id      idempotency.RecordID
 	outcome outcome // once it has come to one
+	traced  bool    // its steps are spans
 }
 
 // submit takes a request with a key through the protocol: body, claim,
@@ -166,7 +167,7 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 	}
 
 	out := outgoing(f.ctx, e.r, body)
-	propagate(f.ctx, out.Header)
+	e.propagate(f.ctx, out.Header)
 	crashed, err := serve(e.next, rec, out)
 	answered := time.Now()
 	if rec.concluded {

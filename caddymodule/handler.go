@@ -291,7 +291,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return bypass(w, r, repl, next)
 	}
 
-	e := exchange{Handler: h, w: w, r: r, repl: repl, next: next}
+	e := exchange{Handler: h, w: w, r: r, repl: repl, next: next, traced: isTraced(r)}
 	if lines == nil {
 		return e.problem(idempotency.Problem{Code: idempotency.CodeMissing})
 	}

@@ -32,27 +32,25 @@ const spanClaimed outcome = "claimed"
 
 const tracerName = "github.com/caddy-idempotency/caddy-idempotency"
 
-// startSpan begins a span under the one that Caddy's tracing directive began,
-// with the provider that it brought. Without tracing, or if the request was not
-// sampled, the span records nothing and the context stays as it is.
-func startSpan(ctx context.Context, name string, began time.Time, kind trace.SpanKind, attributes ...attribute.KeyValue) (context.Context, trace.Span) {
-	parent := trace.SpanFromContext(ctx)
-	if !parent.IsRecording() {
-		return ctx, noop.Span{}
-	}
-	return parent.TracerProvider().Tracer(tracerName).Start(ctx, name,
-		trace.WithTimestamp(began), trace.WithSpanKind(kind), trace.WithAttributes(attributes...))
+// isTraced reports whether Caddy's tracing directive began a span that is
+// exported. If it did not, a request costs nothing here.
+func isTraced(r *http.Request) bool { return trace.SpanFromContext(r.Context()).IsRecording() }
+
+// startSpan begins a span under that of the tracing directive, with the
+// provider that it brought.
+func (e *exchange) startSpan(name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+	ctx := e.r.Context()
+	options = append(options, trace.WithAttributes(attribute.String(attributeRecord, string(e.id))))
+	return trace.SpanFromContext(ctx).TracerProvider().Tracer(tracerName).Start(ctx, name, options...)
 }
 
 // addSpan adds the span of a step that has just ended. A failure, if there is
 // one, is a fixed text: no error's text goes into a span.
 func (e *exchange) addSpan(name string, began time.Time, o outcome, failure string) {
-	ctx := e.r.Context()
-	if !trace.SpanFromContext(ctx).IsRecording() {
-		return // not even the attributes are made
+	if !e.traced {
+		return
 	}
-	_, span := startSpan(ctx, name, began, trace.SpanKindInternal,
-		attribute.String(attributeRecord, string(e.id)), attribute.String(attributeOutcome, string(o)))
+	_, span := e.startSpan(name, trace.WithTimestamp(began), trace.WithAttributes(attribute.String(attributeOutcome, string(o))))
 	if failure != "" {
 		span.SetStatus(codes.Error, failure)
 	}
@@ -76,14 +74,17 @@ func (e *exchange) traceClaim(began time.Time, admission idempotency.Admission, 
 
 // startForward begins the span that the handlers below work under.
 func (e *exchange) startForward() (context.Context, trace.Span) {
-	return startSpan(e.r.Context(), spanForward, time.Now(), trace.SpanKindClient, attribute.String(attributeRecord, string(e.id)))
+	if !e.traced {
+		return e.r.Context(), noop.Span{}
+	}
+	return e.startSpan(spanForward, trace.WithSpanKind(trace.SpanKindClient))
 }
 
 // traceConclusion notes in the span of the forwarding what it came to, and adds
 // that of storing it. A refusal is an answer like any other, and no failure.
 // The reason of an unknown outcome is made to be logged.
 func (e *exchange) traceConclusion(forward trace.Span, began time.Time, attempt *idempotency.Attempt, c idempotency.Conclusion, reason string) {
-	if !forward.IsRecording() {
+	if !e.traced {
 		return
 	}
 	forward.SetAttributes(attribute.String(attributeOutcome, string(e.outcome)))
@@ -105,10 +106,11 @@ func (e *exchange) traceConclusion(forward trace.Span, began time.Time, attempt 
 // uses, which OTEL_PROPAGATORS names.
 var propagators = sync.OnceValue(func() propagation.TextMapPropagator { return autoprop.NewTextMapPropagator() })
 
-// propagate makes the provider's spans children of the context's. The tracing
-// directive has written its own span into the header, before there was another.
-func propagate(ctx context.Context, header http.Header) {
-	if trace.SpanFromContext(ctx).IsRecording() {
-		propagators().Inject(ctx, propagation.HeaderCarrier(header))
+// propagate makes the provider's spans children of the forwarding's. The
+// tracing directive wrote its own span into the header, before there was
+// another.
+func (e *exchange) propagate(forward context.Context, header http.Header) {
+	if e.traced {
+		propagators().Inject(forward, propagation.HeaderCarrier(header))
 	}
 }
