@@ -75,6 +75,7 @@ run_tests() {
 	install redis-server "$(redis_package)"
 	install node nodejs
 	install npm npm
+	install promtool prometheus # checks the alert rules
 	[ "$(node -p 'Number(process.versions.node.split(".")[0]) >= 18')" = true ] ||
 		fail "Node.js $(node --version) is too old for the SDKs that the tests use: install Node.js 18 or later"
 	say "installing the SDKs that the tests use"

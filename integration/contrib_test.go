@@ -76,7 +76,7 @@ func TestDashboardSchema(t *testing.T) {
 	schema.RegisterPanelcfgVariant(stat.VariantConfig())
 	schema.RegisterPanelcfgVariant(timeseries.VariantConfig())
 	schema.RegisterDataqueryVariant(prometheus.VariantConfig())
-	var d dashboard.Dashboard
+	var d dashboard.Dashboard //nolint:staticcheck // deprecated, and the only model that Grafana before 13 imports
 	// Its error is not nil if there is none; an empty text says so.
 	if err := d.UnmarshalJSONStrict([]byte(readFile(t, dashboardFile))); err != nil && err.Error() != "" {
 		t.Error(err)

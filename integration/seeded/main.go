@@ -152,6 +152,26 @@ var mistakes = []mistake{
 		"	\"Set-Cookie\":                true,\n", "",
 		black, "TestReplayHeader",
 	},
+	{
+		"a late acceptance is not counted", "caddymodule/observer.go",
+		"	metrics.lateAcceptances.Inc()\n", "",
+		black, "TestLateAcceptanceIsCounted",
+	},
+	{
+		"outcomes under way do not count as unstored", "idempotency/keeper.go",
+		"	e.settling = due\n", "",
+		"./idempotency", "TestOutcomesOfAnOutage",
+	},
+	{
+		"a span has an error's text", "caddymodule/spans.go",
+		"\"the store did not decide the claim\"", "string(e.r.Header.Get(\"Idempotency-Key\"))",
+		black, "TestSecrets",
+	},
+	{
+		"the provider's spans are not under the forwarding", "caddymodule/spans.go",
+		"propagators().Inject(forward,", "propagators().Inject(e.r.Context(),",
+		black, "TestTracing",
+	},
 }
 
 // firstMiB is used by one of the mistakes.
