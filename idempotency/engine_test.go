@@ -452,6 +452,35 @@ func TestConcludeDoesNotWait(t *testing.T) {
 	}
 }
 
+// An outcome counts as unstored also while the store is being asked to take it,
+// and a process that ends then names it.
+func TestUnstoredWhileUnderWay(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	s := submitOf("k")
+	a := h.attempt(policy(leaseOf(time.Hour)), s)
+	gate := make(chan struct{})
+	h.store.spoil("complete", func(call int) fault {
+		if call == 1 {
+			return refused
+		}
+		return heldBy(gate)
+	})
+	h.conclude(a, accepted("answer"), idempotency.ConcludedAccepted)
+	await(t, "the second try", func() bool { return h.store.count("complete") == 2 })
+	if n := h.engine.Unstored(); n != 1 {
+		t.Errorf("%d outcomes are unstored, want 1", n)
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	if alive, unstored := h.engine.Drain(ended); len(alive) != 0 || !slices.Equal(unstored, []idempotency.RecordID{s.ID}) {
+		t.Errorf("%v alive and %v unstored, want the record unstored", alive, unstored)
+	}
+	close(gate)
+	h.awaitState(s, idempotency.Completed)
+	await(t, "nothing to be left", func() bool { return h.engine.Unstored() == 0 })
+}
+
 // After an outage all outcomes are stored, whatever their number.
 func TestOutcomesOfAnOutage(t *testing.T) {
 	t.Parallel()

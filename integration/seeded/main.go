@@ -160,7 +160,7 @@ var mistakes = []mistake{
 	{
 		"outcomes under way do not count as unstored", "idempotency/keeper.go",
 		"	e.settling = due\n", "",
-		"./idempotency", "TestOutcomesOfAnOutage",
+		"./idempotency", "TestUnstoredWhileUnderWay",
 	},
 	{
 		"a span has an error's text", "caddymodule/spans.go",
