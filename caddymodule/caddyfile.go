@@ -162,20 +162,24 @@ func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //
 //	idempotency [<matcher>] {
 //		key_header        <field...>
+//		key_from          <namespace-uuid> <text>
 //		require_key
 //		methods           <method...>
 //		namespace         <name>
 //		scope             <text...>
 //		store_status      <code|class...>
+//		accept_if         <json-pointer> <value>
 //		refused_status    <code|class...>
 //		retention         <duration>
 //		lease             <duration>
 //		upstream_timeout  <duration>
+//		in_progress       reject | wait <duration>
 //		on_uncertain      reject|resubmit
 //		on_store_error    reject|forward
 //		errors            envelope|problem
 //		max_request_body  <size>
 //		max_response_body <size>
+//		upstream_key      auto|keep|remove
 //	}
 //
 // Each option may be given once. Values are checked when the configuration is
@@ -213,12 +217,24 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 		return nil
 	}
 
-	if option == "require_key" {
+	switch option {
+	case "require_key":
 		if d.NextArg() {
 			return d.ArgErr()
 		}
 		h.RequireKey = true
 		return nil
+	case "key_from":
+		h.KeyFrom = new(KeyFrom)
+		return exactly(d, &h.KeyFrom.Namespace, &h.KeyFrom.Text)
+	case "accept_if":
+		h.AcceptIf = new(AcceptIf)
+		return exactly(d, &h.AcceptIf.Pointer, &h.AcceptIf.Value)
+	case "in_progress":
+		if d.CountRemainingArgs() == 1 {
+			return exactly(d, &h.InProgress)
+		}
+		return exactly(d, &h.InProgress, (*string)(&h.InProgressWait))
 	}
 
 	target, ok := map[string]*string{
@@ -231,11 +247,24 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 		"errors":            &h.Errors,
 		"max_request_body":  (*string)(&h.MaxRequestBody),
 		"max_response_body": (*string)(&h.MaxResponseBody),
+		"upstream_key":      &h.UpstreamKey,
 	}[option]
 	if !ok {
 		return d.Errf("unrecognized idempotency option %q", option)
 	}
-	if !d.AllArgs(target) || *target == "" {
+	if err := exactly(d, target); err != nil {
+		return err
+	}
+	if *target == "" {
+		return d.ArgErr()
+	}
+	return nil
+}
+
+// exactly reads the arguments of an option into the targets, and refuses more
+// or fewer.
+func exactly(d *caddyfile.Dispenser, targets ...*string) error {
+	if !d.AllArgs(targets...) {
 		return d.ArgErr()
 	}
 	return nil

@@ -50,7 +50,7 @@ func (e *exchange) submit(key idempotency.Key) error {
 	e.repl.Set(placeholderRecord, string(e.id))
 
 	fingerprint := idempotency.NewFingerprinter(e.r.Method, e.r.URL, e.r.Header)
-	body, err := idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, fingerprint)
+	body, err := idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, fingerprint)
 	if errors.Is(err, idempotency.ErrBodyTooLarge) {
 		if e.r.ProtoMajor == 1 {
 			// Otherwise net/http waits for the rest of the body before it answers.
@@ -137,7 +137,7 @@ func (e *exchange) storeError(err error, body *idempotency.Body) error {
 		e.note(outcomeStoreError)
 		e.logger.Warn("submit is forwarded without protection because the store failed (on_store_error forward)",
 			zap.String("record", string(e.id)), zap.Error(err))
-		return e.next.ServeHTTP(e.w, outgoing(e.r.Context(), e.r, body))
+		return e.next.ServeHTTP(e.w, e.outgoing(e.r.Context(), body))
 	}
 	return e.problem(idempotency.Problem{Code: idempotency.CodeStoreUnavailable, RetryAfter: retryStore})
 }
@@ -166,7 +166,7 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 		}
 	}
 
-	out := outgoing(f.ctx, e.r, body)
+	out := e.outgoing(f.ctx, body)
 	e.propagate(f.ctx, out.Header)
 	crashed, err := serve(e.next, rec, out)
 	answered := time.Now()
@@ -292,6 +292,12 @@ func (e *exchange) note(o outcome) {
 		extra.Set(zap.String("idempotency_record", string(e.id)))
 	}
 }
+
+// bodyMemory is what all request bodies together may take of a process's
+// memory.
+var bodyMemory = idempotency.NewBodyMemory(maxBodyMemory)
+
+const maxBodyMemory = 64 << 20
 
 // retryStore is when to come back after the store failed.
 const retryStore = time.Second

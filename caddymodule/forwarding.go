@@ -82,9 +82,9 @@ func (f *forwarding) end() {
 
 // outgoing returns the request as it goes to the handlers below: with the body
 // that was read, and without what must not reach a provider.
-func outgoing(ctx context.Context, r *http.Request, body *idempotency.Body) *http.Request {
-	out := r.WithContext(ctx)
-	out.Header = r.Header.Clone()
+func (e *exchange) outgoing(ctx context.Context, body *idempotency.Body) *http.Request {
+	out := e.r.WithContext(ctx)
+	out.Header = e.r.Header.Clone()
 	// The stored body must be readable by every later caller.
 	out.Header.Del("Accept-Encoding")
 	// The body is here already.
@@ -98,13 +98,20 @@ func outgoing(ctx context.Context, r *http.Request, body *idempotency.Body) *htt
 	out.TransferEncoding = nil
 	out.ContentLength = body.Size()
 	out.GetBody = nil
-	if body.Size() == 0 {
-		out.Body = http.NoBody
+	if e.UpstreamKey == choiceRemove {
+		for _, name := range e.KeyHeader {
+			out.Header.Del(name)
+		}
+	}
+	if e.UpstreamKey == choiceRemove || e.UpstreamKey == choiceAuto && body.Size() == 0 {
 		// net/http sends a request without a body again by itself, on another
 		// connection, if it carries one of these fields and a reused connection
 		// breaks before the first byte of the answer (Request.isReplayable).
 		out.Header.Del("Idempotency-Key")
 		out.Header.Del("X-Idempotency-Key")
+	}
+	if body.Size() == 0 {
+		out.Body = http.NoBody
 		return out
 	}
 	// With a body and without GetBody it is sent once.

@@ -30,6 +30,9 @@ type Handler struct {
 	// counts. Default: Idempotency-Key.
 	KeyHeader []string `json:"key_header,omitempty"`
 
+	// Gives requests without a key header a key of their own. Default: none.
+	KeyFrom *KeyFrom `json:"key_from,omitempty"`
+
 	// Whether a request of the configured methods without a key is refused.
 	// Default: false, it is passed on without protection.
 	RequireKey bool `json:"require_key,omitempty"`
@@ -63,6 +66,19 @@ type Handler struct {
 	// How long the provider may take to answer. Default: 5m.
 	UpstreamTimeout Duration `json:"upstream_timeout,omitempty"`
 
+	// What the body of an acceptance says besides its status, for providers that
+	// put a refusal inside a 200. Default: none, the status decides.
+	AcceptIf *AcceptIf `json:"accept_if,omitempty"`
+
+	// What happens to a duplicate that arrives while the first is running:
+	// reject answers it at once, wait holds it for in_progress_wait. Default:
+	// reject.
+	InProgress string `json:"in_progress,omitempty"`
+
+	// How long a duplicate is held with in_progress wait. Not longer than
+	// upstream_timeout.
+	InProgressWait Duration `json:"in_progress_wait,omitempty"`
+
 	// What a repeat of a submit whose outcome is unknown does: reject, or
 	// resubmit for a provider that honours the key itself. Default: reject.
 	OnUncertain string `json:"on_uncertain,omitempty"`
@@ -82,11 +98,19 @@ type Handler struct {
 	// on and cannot be replayed. Default: 1MiB.
 	MaxResponseBody Size `json:"max_response_body,omitempty"`
 
+	// Whether the provider gets the key: auto, with requests that have a body;
+	// keep, always, for a provider that honours it; remove, never. Without a body
+	// Go's HTTP client sends a request that has Idempotency-Key or
+	// X-Idempotency-Key again by itself. Default: auto.
+	UpstreamKey string `json:"upstream_key,omitempty"`
+
 	policy          idempotency.Policy
 	format          idempotency.ProblemFormat
 	upstreamTimeout time.Duration
 	maxRequestBody  int64
 	maxResponseBody int64
+
+	keyFrom keyDerivation
 
 	engine *sharedEngine
 	logger *zap.Logger
@@ -107,6 +131,10 @@ const (
 	choiceReject   = "reject"
 	choiceResubmit = "resubmit"
 	choiceForward  = "forward"
+	choiceWait     = "wait"
+	choiceAuto     = "auto"
+	choiceKeep     = "keep"
+	choiceRemove   = "remove"
 )
 
 // Provision reads the configuration and finds the store, without touching it.
@@ -136,6 +164,9 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 		}
 		h.KeyHeader[i] = http.CanonicalHeaderKey(name)
 	}
+	if err := h.configureKeyFrom(); err != nil {
+		return err
+	}
 	if len(h.Methods) == 0 {
 		h.Methods = defaultMethods
 	}
@@ -162,6 +193,9 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 	if h.upstreamTimeout <= 0 {
 		return fmt.Errorf("upstream_timeout: it is %s, and must be positive", h.upstreamTimeout)
 	}
+	if err := h.configureInProgress(repl); err != nil {
+		return err
+	}
 	if h.maxRequestBody, err = h.MaxRequestBody.resolve(repl, "max_request_body", 64<<20); err != nil {
 		return err
 	}
@@ -173,6 +207,13 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 	case "", choiceReject, choiceForward:
 	default:
 		return fmt.Errorf("on_store_error: %q is neither reject nor forward", h.OnStoreError)
+	}
+	switch h.UpstreamKey {
+	case "":
+		h.UpstreamKey = choiceAuto
+	case choiceAuto, choiceKeep, choiceRemove:
+	default:
+		return fmt.Errorf("upstream_key: %q is neither auto nor keep nor remove", h.UpstreamKey)
 	}
 	h.format = idempotency.ProblemFormat(h.Errors)
 	switch h.format {
@@ -220,6 +261,13 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 		}
 	}
 
+	if h.AcceptIf != nil {
+		pointer, err := idempotency.ParsePointer(h.AcceptIf.Pointer)
+		if err != nil {
+			return fmt.Errorf("accept_if: %w", err)
+		}
+		h.policy.AcceptIf = &idempotency.Condition{Pointer: pointer, Value: h.AcceptIf.Value}
+	}
 	var err error
 	if h.policy.Lease, err = h.Lease.resolve(repl, "lease", h.policy.Lease); err != nil {
 		return err
@@ -239,6 +287,30 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 		h.policy.ResubmitUncertain = true
 	default:
 		return fmt.Errorf("on_uncertain: %q is neither reject nor resubmit", h.OnUncertain)
+	}
+	return nil
+}
+
+func (h *Handler) configureInProgress(repl *caddy.Replacer) error {
+	switch h.InProgress {
+	case "", choiceReject:
+		if h.InProgressWait != "" {
+			return errors.New("in_progress_wait: it needs in_progress wait")
+		}
+		return nil
+	case choiceWait:
+	default:
+		return fmt.Errorf("in_progress: %q is neither reject nor wait", h.InProgress)
+	}
+	var err error
+	if h.policy.Wait, err = h.InProgressWait.resolve(repl, "in_progress wait", 0); err != nil {
+		return err
+	}
+	if h.policy.Wait <= 0 {
+		return errors.New("in_progress wait: it needs a duration, and a positive one")
+	}
+	if h.policy.Wait > h.upstreamTimeout {
+		return fmt.Errorf("in_progress wait: it is %s, longer than upstream_timeout (%s)", h.policy.Wait, h.upstreamTimeout)
 	}
 	return nil
 }
@@ -287,11 +359,25 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return bypass(w, r, repl, next)
 	}
 	lines := h.keyLines(r.Header)
+	if lines == nil && h.KeyFrom == nil && !h.RequireKey {
+		return bypass(w, r, repl, next)
+	}
+	e := exchange{Handler: h, w: w, r: r, repl: repl, next: next, traced: isTraced(r)}
+	if lines == nil && h.KeyFrom != nil {
+		derived, err := h.keyFrom.derive(repl)
+		if err != nil {
+			return e.fail(caddyhttp.Error(http.StatusInternalServerError, err))
+		}
+		if derived != "" {
+			// It goes to the provider like a sent one.
+			lines = []string{derived}
+			e.r = withHeader(r, h.KeyHeader[0], derived)
+		}
+	}
 	if lines == nil && !h.RequireKey {
 		return bypass(w, r, repl, next)
 	}
 
-	e := exchange{Handler: h, w: w, r: r, repl: repl, next: next, traced: isTraced(r)}
 	if lines == nil {
 		return e.problem(idempotency.Problem{Code: idempotency.CodeMissing})
 	}

@@ -64,7 +64,7 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 	case ConcludedRefused, ConcludedNotAccepted, ConcludedNeverSent:
 		a.store(opRelease, Details{}, 0)
 	case ConcludedUnknown:
-		reason = unknownReason(r)
+		reason = a.policy.unknownReason(r)
 		details := a.details
 		details.Error = reason
 		a.store(opUncertain, details, 0)

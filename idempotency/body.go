@@ -7,21 +7,46 @@ import (
 	"io"
 	"math"
 	"os"
+	"sync/atomic"
 )
 
 // MaxBodyInMemory is how many bytes of a request body are held in memory;
 // a longer one goes to an unlinked temporary file.
 const MaxBodyInMemory = 1 << 20
 
+// BodyMemory is a budget of memory for request bodies, shared by all requests
+// that are held at a time. Bodies that do not fit go to temporary files. The zero
+// value has nothing to give.
+type BodyMemory struct{ left atomic.Int64 }
+
+// NewBodyMemory returns a budget of so many bytes.
+func NewBodyMemory(bytes int64) *BodyMemory {
+	m := new(BodyMemory)
+	m.left.Store(bytes)
+	return m
+}
+
+func (m *BodyMemory) take(n int64) bool {
+	if m.left.Add(-n) < 0 {
+		m.left.Add(n)
+		return false
+	}
+	return true
+}
+
+func (m *BodyMemory) giveBack(n int64) { m.left.Add(n) }
+
 // Body is a request body that was read completely. It can be read any number
 // of times, and must be closed.
 type Body struct {
 	memory []byte
-	file   *os.File // nil if the body is in memory
+	budget *BodyMemory // that memory was taken from
+	file   *os.File    // nil if the body is in memory
 	size   int64
 }
 
-// ReadBody reads a whole request body and copies it to tee as it arrives.
+// ReadBody reads a whole request body and copies it to tee as it arrives. It is
+// held in memory as far as the budget has some.
 // declared is the request's Content-Length, or -1 if it is not known; maximum
 // is the largest size accepted, in bytes.
 //
@@ -29,7 +54,7 @@ type Body struct {
 // otherwise as soon as it shows. A temporary file that fails is ErrBodyNotKept.
 // Any other error is the reader's (a caller that broke off, typically
 // io.ErrUnexpectedEOF). An error leaves nothing behind.
-func ReadBody(r io.Reader, declared, maximum int64, tee io.Writer) (*Body, error) {
+func ReadBody(r io.Reader, declared, maximum int64, budget *BodyMemory, tee io.Writer) (*Body, error) {
 	if declared > maximum {
 		return nil, ErrBodyTooLarge
 	}
@@ -37,27 +62,41 @@ func ReadBody(r io.Reader, declared, maximum int64, tee io.Writer) (*Body, error
 	// that just fits.
 	limited := io.TeeReader(io.LimitReader(r, min(maximum, math.MaxInt64-1)+1), tee)
 
+	room := int64(MaxBodyInMemory)
+	if declared >= 0 {
+		room = min(room, declared)
+	}
+	if !budget.take(room) {
+		return spill(limited, maximum)
+	}
 	var memory bytes.Buffer
 	if declared > 0 {
-		memory.Grow(int(min(declared, MaxBodyInMemory)) + bytes.MinRead)
+		memory.Grow(int(room) + bytes.MinRead)
 	}
-	n, err := io.CopyN(&memory, limited, MaxBodyInMemory+1)
-	if err != nil && !errors.Is(err, io.EOF) {
+	n, err := io.CopyN(&memory, limited, room+1)
+	if n <= room && n <= maximum && errors.Is(err, io.EOF) {
+		budget.giveBack(room - n)
+		return &Body{memory: memory.Bytes(), budget: budget, size: n}, nil
+	}
+	defer budget.giveBack(room)
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
 		return nil, fmt.Errorf("read request body: %w", err)
-	}
-	if n > maximum {
+	case n > maximum:
 		return nil, ErrBodyTooLarge
+	default:
+		return spill(io.MultiReader(&memory, limited), maximum)
 	}
-	if n <= MaxBodyInMemory {
-		return &Body{memory: memory.Bytes(), size: n}, nil
-	}
+}
 
+// spill reads a body into a temporary file.
+func spill(r io.Reader, maximum int64) (*Body, error) {
 	file, err := unlinkedFile()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrBodyNotKept, err)
 	}
 	b := &Body{file: file}
-	b.size, err = io.Copy(fileWriter{file}, io.MultiReader(&memory, limited))
+	b.size, err = io.Copy(fileWriter{file}, r)
 	if err == nil && b.size > maximum {
 		err = ErrBodyTooLarge
 	}
@@ -105,9 +144,10 @@ func (b *Body) Reader() io.Reader {
 
 // Close frees the memory or the file behind the body.
 func (b *Body) Close() error {
-	b.memory = nil
-	if b.file == nil {
-		return nil
+	if b.file != nil {
+		return b.file.Close()
 	}
-	return b.file.Close()
+	b.memory = nil
+	b.budget.giveBack(b.size)
+	return nil
 }

@@ -43,6 +43,9 @@ func emptyTempDir(t *testing.T) (check func()) {
 	}
 }
 
+// plenty is a budget that is no limit.
+func plenty() *idempotency.BodyMemory { return idempotency.NewBodyMemory(1 << 40) }
+
 func randomBytes(n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(b)
@@ -75,7 +78,7 @@ func TestReadBody(t *testing.T) {
 				before := openFiles(t)
 				content := randomBytes(test.size)
 				var tee bytes.Buffer
-				body, err := idempotency.ReadBody(iotest.HalfReader(bytes.NewReader(content)), length, test.maximum, &tee)
+				body, err := idempotency.ReadBody(iotest.HalfReader(bytes.NewReader(content)), length, test.maximum, plenty(), &tee)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -158,7 +161,7 @@ func TestReadBodyTooLarge(t *testing.T) {
 			checkTempDir := emptyTempDir(t)
 			before := openFiles(t)
 			reader := &countingReader{Reader: test.body}
-			body, err := idempotency.ReadBody(reader, test.declared, test.maximum, io.Discard)
+			body, err := idempotency.ReadBody(reader, test.declared, test.maximum, plenty(), io.Discard)
 			if !errors.Is(err, idempotency.ErrBodyTooLarge) || body != nil {
 				t.Fatalf("ReadBody gave body %t and error %v, want ErrBodyTooLarge", body != nil, err)
 			}
@@ -202,7 +205,7 @@ func TestReadBodyFails(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			checkTempDir := emptyTempDir(t)
 			before := openFiles(t)
-			body, err := idempotency.ReadBody(test.body, test.declared, 64<<20, test.tee)
+			body, err := idempotency.ReadBody(test.body, test.declared, 64<<20, plenty(), test.tee)
 			if !errors.Is(err, test.want) || errors.Is(err, idempotency.ErrBodyTooLarge) || errors.Is(err, idempotency.ErrBodyNotKept) || body != nil {
 				t.Fatalf("ReadBody gave body %t and error %v, want %v", body != nil, err, test.want)
 			}
@@ -216,7 +219,7 @@ func TestReadBodyFails(t *testing.T) {
 	t.Run("no temporary directory", func(t *testing.T) {
 		t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 		before := openFiles(t)
-		body, err := idempotency.ReadBody(strings.NewReader(strings.Repeat("x", 2<<20)), -1, 64<<20, io.Discard)
+		body, err := idempotency.ReadBody(strings.NewReader(strings.Repeat("x", 2<<20)), -1, 64<<20, plenty(), io.Discard)
 		if !errors.Is(err, idempotency.ErrBodyNotKept) || !errors.Is(err, os.ErrNotExist) || body != nil {
 			t.Fatalf("ReadBody gave body %t and error %v, want ErrBodyNotKept and os.ErrNotExist", body != nil, err)
 		}
@@ -224,7 +227,7 @@ func TestReadBodyFails(t *testing.T) {
 			t.Errorf("%d files are left open", n)
 		}
 		// What fits into memory needs none.
-		small, err := idempotency.ReadBody(strings.NewReader("x"), -1, 64<<20, io.Discard)
+		small, err := idempotency.ReadBody(strings.NewReader("x"), -1, 64<<20, plenty(), io.Discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +236,7 @@ func TestReadBodyFails(t *testing.T) {
 }
 
 func TestReadBodyWithoutMaximum(t *testing.T) {
-	body, err := idempotency.ReadBody(bytes.NewReader([]byte("body")), -1, math.MaxInt64, io.Discard)
+	body, err := idempotency.ReadBody(bytes.NewReader([]byte("body")), -1, math.MaxInt64, plenty(), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -87,6 +87,8 @@ type Engine struct {
 	wakeAt   time.Time     // when the keeper looks next
 	idle     chan struct{} // closed when the keeper ends; nil if it does not run
 	wake     chan struct{}
+	rooms    map[RecordID]*room
+	waiters  int // in all rooms
 }
 
 // NewEngine returns an engine. It does no I/O and starts nothing.
@@ -98,6 +100,7 @@ func NewEngine(config EngineConfig) *Engine {
 		hold:     config.Hold,
 		live:     make(map[*Attempt]struct{}),
 		wake:     make(chan struct{}, 1),
+		rooms:    make(map[RecordID]*room),
 	}
 	if e.timeout <= 0 {
 		e.timeout = DefaultStoreTimeout
@@ -135,9 +138,27 @@ type Admission struct {
 // have granted the claim all the same, or may still do so, the engine takes it
 // back in the background.
 //
-// Begin does not end with ctx: it takes at most two store timeouts, and three
-// until the store has been reached for the first time.
+// With Policy.Wait a submit whose first is running is held until that has come
+// to its end or the time is over, and costs a round trip more. Only this wait
+// ends with ctx. Asking the store takes two store timeouts at most, and three
+// until it has been reached for the first time.
 func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
+	if policy.Wait <= 0 {
+		return e.begin(ctx, policy, s)
+	}
+	ctx, cancel := context.WithTimeout(ctx, policy.Wait)
+	defer cancel()
+	for {
+		admission, err := e.begin(ctx, policy, s)
+		running := err == nil && admission.Problem != nil && admission.Problem.Code == CodeInProgress
+		if !running || !e.awaitChange(ctx, s.ID) {
+			return admission, err
+		}
+	}
+}
+
+// begin claims once.
+func (e *Engine) begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
 	ctx = context.WithoutCancel(ctx)
 	payload, err := s.Details.encode()
 	if err != nil {

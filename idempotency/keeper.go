@@ -91,6 +91,7 @@ func (e *Engine) leave(a *Attempt) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.live, a)
+	e.wakeRoomLocked(a.id)
 	if len(e.live) == 0 && len(e.pending) == 0 {
 		e.wakeLocked()
 	}

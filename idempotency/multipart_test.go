@@ -16,7 +16,7 @@ import (
 func sumBody(t testing.TB, contentType, body string) idempotency.Fingerprint {
 	t.Helper()
 	f := idempotency.NewFingerprinter("POST", &url.URL{Path: "/v1/videos"}, http.Header{"Content-Type": {contentType}})
-	b, err := idempotency.ReadBody(strings.NewReader(body), -1, 1<<30, f)
+	b, err := idempotency.ReadBody(strings.NewReader(body), -1, 1<<30, plenty(), f)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"encoding/json"
 	"mime"
 	"net/http"
 	"slices"
@@ -23,6 +24,31 @@ type Policy struct {
 	Lease time.Duration
 	// ResubmitUncertain lets a repeat of an unknown submit be sent again.
 	ResubmitUncertain bool
+	// AcceptIf, if set, is what the body of an acceptance says besides its
+	// status.
+	AcceptIf *Condition
+	// Wait is how long a duplicate of a running submit is held; 0 means that
+	// it is answered at once.
+	Wait time.Duration
+}
+
+// Condition holds for a JSON document whose value at Pointer is Value: its JSON
+// text as written, or the content of a string.
+type Condition struct {
+	Pointer Pointer
+	Value   string
+}
+
+func (c Condition) holds(document []byte) bool {
+	value, found := c.Pointer.Find(document)
+	if !found {
+		return false
+	}
+	var text string
+	if json.Unmarshal(value, &text) == nil && text == c.Value {
+		return true
+	}
+	return string(value) == c.Value
 }
 
 // DefaultPolicy returns the defaults: 2xx is acceptance, 4xx (but 408) and 503
@@ -112,16 +138,24 @@ func (p Policy) classify(r Result) Conclusion {
 		return ConcludedNeverSent
 	case r.Status == 0:
 		return ConcludedUnknown
-	case containsStatus(p.StoreStatus, r.Status) && (r.Whole || r.BodyNotKept):
+	case containsStatus(p.StoreStatus, r.Status) && (r.Whole || r.BodyNotKept) && p.acceptsBody(r):
 		return ConcludedAccepted
 	case !r.Whole:
 		return ConcludedUnknown
 	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status && p.released(r.ProviderStatus) == ConcludedUnknown:
 		// What a handler made of the answer proves nothing about the provider.
 		return ConcludedUnknown
+	case containsStatus(p.StoreStatus, r.Status) && json.Valid(r.Body):
+		return ConcludedRefused // by its body
 	default:
 		return p.released(r.Status)
 	}
+}
+
+// acceptsBody reports whether the body of an answer does not speak against its status.
+// One that was not kept does not.
+func (p Policy) acceptsBody(r Result) bool {
+	return p.AcceptIf == nil || r.BodyNotKept || p.AcceptIf.holds(r.Body)
 }
 
 // released tells the statuses that free the key from those that leave the
@@ -152,7 +186,7 @@ func IsStream(header http.Header) bool {
 
 // unknownReason says why a result is unknown, in words that hold nothing of
 // the request or the answer.
-func unknownReason(r Result) string {
+func (p Policy) unknownReason(r Result) string {
 	switch {
 	case r.Panicked:
 		return "a handler panicked after the submit was claimed"
@@ -164,6 +198,8 @@ func unknownReason(r Result) string {
 		return "the connection to the provider broke before a whole answer"
 	case !r.Whole:
 		return "the provider's answer broke off"
+	case containsStatus(p.StoreStatus, r.Status):
+		return "accept_if was set and the provider's answer is not JSON"
 	case r.ProviderStatus != 0:
 		return "the provider answered with status " + strconv.Itoa(r.ProviderStatus)
 	default:

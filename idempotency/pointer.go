@@ -1,0 +1,78 @@
+package idempotency
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Pointer names a value within a JSON document (RFC 6901). The zero Pointer is
+// the whole document.
+type Pointer struct{ tokens []string }
+
+// ParsePointer reads a JSON pointer such as /base_resp/status_code.
+func ParsePointer(text string) (Pointer, error) {
+	if text == "" {
+		return Pointer{}, nil
+	}
+	if text[0] != '/' {
+		return Pointer{}, fmt.Errorf("JSON pointer %q does not start with a slash", text)
+	}
+	tokens := strings.Split(text[1:], "/")
+	for i, token := range tokens {
+		rest := strings.NewReplacer("~0", "", "~1", "").Replace(token)
+		if strings.Contains(rest, "~") {
+			return Pointer{}, fmt.Errorf("JSON pointer %q has a ~ that is followed by neither 0 nor 1", text)
+		}
+		// The order of the two matters: ~01 is ~1.
+		tokens[i] = strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
+	}
+	return Pointer{tokens}, nil
+}
+
+// Tokens returns the unescaped reference tokens.
+func (p Pointer) Tokens() []string { return p.tokens }
+
+// Find returns the JSON text of the value that the pointer names. The second
+// result is false if there is none, or if the document is not valid JSON. Of
+// members with one name the last counts.
+func (p Pointer) Find(document []byte) (json.RawMessage, bool) {
+	if !json.Valid(document) {
+		return nil, false
+	}
+	value := json.RawMessage(bytes.TrimSpace(document))
+	for _, token := range p.tokens {
+		var found bool
+		if value, found = child(value, token); !found {
+			return nil, false
+		}
+	}
+	return value, true
+}
+
+func child(value json.RawMessage, token string) (json.RawMessage, bool) {
+	switch value[0] {
+	case '{':
+		var members map[string]json.RawMessage
+		if err := json.Unmarshal(value, &members); err != nil {
+			return nil, false
+		}
+		member, found := members[token]
+		return member, found
+	case '[':
+		var elements []json.RawMessage
+		if err := json.Unmarshal(value, &elements); err != nil {
+			return nil, false
+		}
+		i, err := strconv.Atoi(token)
+		// An index has no sign and no leading zeros (RFC 6901 section 4).
+		if err != nil || strconv.Itoa(i) != token || i < 0 || i >= len(elements) {
+			return nil, false
+		}
+		return elements[i], true
+	default:
+		return nil, false
+	}
+}

@@ -1,0 +1,124 @@
+package idempotency
+
+import (
+	"context"
+	"time"
+)
+
+const (
+	// MaxWaitersPerKey is how many duplicates of one submit are held at a time,
+	// and MaxWaiters how many of all. One more is answered at once with
+	// idempotency_key_in_progress.
+	MaxWaitersPerKey = 100
+	MaxWaiters       = 2000
+
+	// waitPoll is how often a record is read that another gateway's attempt
+	// belongs to.
+	waitPoll = 50 * time.Millisecond
+)
+
+// room is where the duplicates of one running submit wait.
+type room struct {
+	waiters int
+	// changed is closed when it is worth asking the store again.
+	changed chan struct{}
+	// turn is held by the one waiter that reads the record for all.
+	turn chan struct{}
+}
+
+// awaitChange waits until the record is worth another claim, and returns false
+// when there is nothing left to wait for: ctx is done, or there is no place.
+func (e *Engine) awaitChange(ctx context.Context, id RecordID) bool {
+	r, ok := e.enter(id)
+	if !ok {
+		return false
+	}
+	defer e.exit(id, r)
+	select {
+	case <-r.changed:
+		return true
+	case <-ctx.Done():
+		return false
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	}
+
+	ticker := time.NewTicker(waitPoll)
+	defer ticker.Stop()
+	for {
+		e.look(ctx, id)
+		select {
+		case <-r.changed:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-ticker.C:
+		}
+	}
+}
+
+// enter gives a waiter a place in the record's room.
+func (e *Engine) enter(id RecordID) (*room, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.rooms[id]
+	if e.waiters >= MaxWaiters || r != nil && r.waiters >= MaxWaitersPerKey {
+		return nil, false
+	}
+	if r == nil {
+		r = &room{changed: make(chan struct{}), turn: make(chan struct{}, 1)}
+		e.rooms[id] = r
+	}
+	r.waiters++
+	e.waiters++
+	return r, true
+}
+
+func (e *Engine) exit(id RecordID, r *room) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r.waiters--
+	e.waiters--
+	if r.waiters == 0 && e.rooms[id] == r {
+		delete(e.rooms, id)
+	}
+}
+
+// wakeRoomLocked sends the waiters of a record to ask the store again.
+func (e *Engine) wakeRoomLocked(id RecordID) {
+	if r := e.rooms[id]; r != nil {
+		close(r.changed)
+		delete(e.rooms, id) // who comes from now on waits for the next change
+	}
+}
+
+// look wakes the waiters if the record is no longer in progress. An attempt of
+// this engine needs no look: its end wakes them.
+func (e *Engine) look(ctx context.Context, id RecordID) {
+	if e.isAlive(id) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	record, found, err := e.store.Get(ctx, id)
+	if err != nil {
+		return // the store is away: the next look, or the deadline, decides
+	}
+	if now, known := e.clock.now(); found && (!known || record.StateAt(now) == InProgress) {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.wakeRoomLocked(id)
+}
+
+func (e *Engine) isAlive(id RecordID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for a := range e.live {
+		if a.id == id && !a.lost {
+			return true
+		}
+	}
+	return false
+}
