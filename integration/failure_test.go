@@ -380,23 +380,7 @@ func TestStoreRoundTrips(t *testing.T) {
 	g.send(t, request{key: "warm", body: "x"})
 	p.want(t, 1)
 
-	ctx := context.Background()
-	calls := func() map[string]int {
-		t.Helper()
-		info, err := redis.Client.Info(ctx, "commandstats").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := map[string]int{}
-		for line := range strings.Lines(info) {
-			var count int
-			name, stats, found := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
-			if _, err := fmt.Sscanf(stats, "%d", &count); found && err == nil {
-				n[name] = count
-			}
-		}
-		return n
-	}
+	calls := func() map[string]int { t.Helper(); return commandCalls(t, redis) }
 	spent := func(do func()) map[string]int {
 		t.Helper()
 		before := calls()
@@ -436,4 +420,23 @@ func TestStoreRoundTrips(t *testing.T) {
 	if total := calls()["time"]; total > 1+2*(1+n)+2+n {
 		t.Errorf("TIME was called %d times", total)
 	}
+}
+
+// commandCalls counts the commands that Redis has carried out, those of scripts
+// included.
+func commandCalls(t testing.TB, redis *redistest.Server) map[string]int {
+	t.Helper()
+	info, err := redis.Client.Info(context.Background(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]int{}
+	for line := range strings.Lines(info) {
+		var count int
+		name, stats, found := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if _, err := fmt.Sscanf(stats, "%d", &count); found && err == nil {
+			calls[name] = count
+		}
+	}
+	return calls
 }

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -39,16 +40,31 @@ func (g *gateway) usage(t testing.TB) usage {
 // goroutines counts them by Caddy's own profile.
 func (g *gateway) goroutines(t testing.TB) int {
 	t.Helper()
-	res, err := http.Get("http://" + g.admin + "/debug/pprof/goroutine?debug=1")
+	var n int
+	if _, err := fmt.Sscanf(g.profile(t, 1), "goroutine profile: total %d", &n); err != nil {
+		t.Fatalf("the profile of goroutines: %v", err)
+	}
+	return n
+}
+
+// stacksIn counts the goroutines that are in a function.
+func (g *gateway) stacksIn(t testing.TB, function string) int {
+	t.Helper()
+	return strings.Count(g.profile(t, 2), function+"(")
+}
+
+func (g *gateway) profile(t testing.TB, debug int) string {
+	t.Helper()
+	res, err := http.Get(fmt.Sprintf("http://%s/debug/pprof/goroutine?debug=%d", g.admin, debug))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	var n int
-	if _, err := fmt.Fscanf(res.Body, "goroutine profile: total %d", &n); err != nil {
-		t.Fatalf("the profile of goroutines: %v", err)
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return n
+	return string(text)
 }
 
 // A gateway that was busy keeps its pool of connections to Redis, and little
