@@ -9,8 +9,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"sync"
 	"testing"
+	"time"
 )
 
 // provider is a media API that counts what it reads and what it accepts.
@@ -24,6 +26,7 @@ type provider struct {
 	accepted map[string]string // job id -> key
 	jobs     int
 	behave   behaviour
+	discard  bool // bodies are read and not kept
 }
 
 // submit is one POST that the provider has read to its end.
@@ -33,6 +36,8 @@ type submit struct {
 	path   string
 	header http.Header
 	body   string
+	// What came after the body.
+	trailer http.Header
 }
 
 // behaviour answers the n-th submit (counted from 1). accept makes it a job
@@ -68,15 +73,22 @@ func (p *provider) start() {
 }
 
 func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
+	var body bytes.Buffer
+	kept := io.Writer(&body)
+	if p.discard {
+		kept = io.Discard
+	}
+	if _, err := io.Copy(kept, r.Body); err != nil {
 		return // not read to its end: no submit
 	}
 	if r.Method == http.MethodGet {
 		_, _ = io.WriteString(w, "status page")
 		return
 	}
-	s := submit{r.Header.Get("Idempotency-Key"), r.Method, r.URL.RequestURI(), r.Header.Clone(), string(body)}
+	if r.ContentLength > 0 {
+		r.Header.Set("Content-Length", strconv.FormatInt(r.ContentLength, 10)) // net/http takes it out
+	}
+	s := submit{r.Header.Get("Idempotency-Key"), r.Method, r.URL.RequestURI(), r.Header.Clone(), body.String(), r.Trailer}
 	p.mu.Lock()
 	p.submits = append(p.submits, s)
 	n := len(p.submits)
@@ -199,6 +211,7 @@ func rawRequest(t testing.TB, g *gateway, raw string) answer {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := io.WriteString(conn, raw); err != nil {
 		return answer{err: err}
 	}
@@ -222,3 +235,6 @@ func dial(t testing.TB, g *gateway) net.Conn {
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
+
+// host is what a request to the gateway has as Host.
+func (g *gateway) host() string { return g.url[len("http://"):] }
