@@ -321,14 +321,23 @@ func (l *logBuffer) tail() string {
 	return text
 }
 
+var givenAddresses sync.Map
+
+// freeAddress returns an address that nobody listens on, and each one only once:
+// Caddy shares its ports with other listeners of Caddy (SO_REUSEPORT), so two
+// that got the same one would not notice.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = l.Close()
+		if _, given := givenAddresses.LoadOrStore(l.Addr().String(), true); !given {
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // await polls until the condition holds, for at most half a minute.
