@@ -21,6 +21,8 @@ type provider struct {
 	url    string
 	ctx    context.Context // ends with the test
 
+	document string // what a good answer says; %q is the job's id
+
 	mu       sync.Mutex
 	submits  []submit
 	accepted map[string]string // job id -> key
@@ -57,7 +59,7 @@ func startProvider(t testing.TB, behave behaviour) *provider {
 func newProvider(t testing.TB, behave behaviour) *provider {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(context.Background())
-	p := &provider{ctx: ctx, accepted: map[string]string{}, behave: behave}
+	p := &provider{ctx: ctx, document: `{"id":%q,"status":"queued"}`, accepted: map[string]string{}, behave: behave}
 	p.server = httptest.NewUnstartedServer(p)
 	t.Cleanup(func() {
 		cancel(errTest)
@@ -101,7 +103,7 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.jobs++
 		id := fmt.Sprintf("job_%d", p.jobs)
 		p.accepted[id] = s.key
-		return fmt.Sprintf(`{"id":%q,"status":"queued"}`, id)
+		return fmt.Sprintf(p.document, id)
 	}
 	if behave == nil {
 		acceptPlainly(w, accept)
