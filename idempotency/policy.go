@@ -44,11 +44,11 @@ func (c Condition) holds(document []byte) bool {
 	if !found {
 		return false
 	}
-	var text string
-	if json.Unmarshal(value, &text) == nil && text == c.Value {
+	if string(value) == c.Value {
 		return true
 	}
-	return string(value) == c.Value
+	var text *string // nil for null
+	return json.Unmarshal(value, &text) == nil && text != nil && *text == c.Value
 }
 
 // DefaultPolicy returns the defaults: 2xx is acceptance, 4xx (but 408) and 503
@@ -198,7 +198,7 @@ func (p Policy) unknownReason(r Result) string {
 		return "the connection to the provider broke before a whole answer"
 	case !r.Whole:
 		return "the provider's answer broke off"
-	case containsStatus(p.StoreStatus, r.Status):
+	case containsStatus(p.StoreStatus, r.Status) && !json.Valid(r.Body):
 		return "accept_if was set and the provider's answer is not JSON"
 	case r.ProviderStatus != 0:
 		return "the provider answered with status " + strconv.Itoa(r.ProviderStatus)

@@ -231,3 +231,132 @@ func TestIsStream(t *testing.T) {
 		}
 	}
 }
+
+// A 2xx that the body contradicts is a refusal, and one whose body does not say
+// is unknown.
+func TestAcceptIf(t *testing.T) {
+	type change = func(*idempotency.Result)
+	status := func(status int) change { return func(r *idempotency.Result) { r.Status = status } }
+	provider := func(status int) change { return func(r *idempotency.Result) { r.ProviderStatus = status } }
+	cut := func(r *idempotency.Result) { r.Whole = false }
+	notKept := func(r *idempotency.Result) { r.BodyNotKept, r.Body = true, nil }
+	only202 := func(p *idempotency.Policy) { p.StoreStatus = []idempotency.StatusRange{{First: 202, Last: 202}} }
+	store409 := func(p *idempotency.Policy) { p.StoreStatus = []idempotency.StatusRange{{First: 409, Last: 409}} }
+	everything := func(p *idempotency.Policy) { p.RefusedStatus = []idempotency.StatusRange{{First: 100, Last: 599}} }
+	standard := func(*idempotency.Policy) {}
+	nothing := func(*idempotency.Result) {}
+
+	const (
+		accepted    = idempotency.ConcludedAccepted
+		refused     = idempotency.ConcludedRefused
+		notAccepted = idempotency.ConcludedNotAccepted
+		unknown     = idempotency.ConcludedUnknown
+	)
+	tests := []struct {
+		name           string
+		policy         func(*idempotency.Policy)
+		pointer, value string
+		body           string
+		change         change
+		want           idempotency.Conclusion
+		reason         string
+	}{
+		{"number holds", standard, "/code", "0", `{"code":0}`, nothing, accepted, ""},
+		{"nested number holds", standard, "/base_resp/status_code", "0", ` {"base_resp": {"status_code": 0 }} `, nothing, accepted, ""},
+		{"number differs", standard, "/code", "0", `{"code":1}`, nothing, refused, ""},
+		{"number has another sign", standard, "/code", "0", `{"code":-0}`, nothing, refused, ""},
+		{"number written in another way", standard, "/code", "0", `{"code":0.0}`, nothing, refused, ""},
+		{"number as written", standard, "/code", "0.0", `{"code":0.0}`, nothing, accepted, ""},
+		{"number with an exponent", standard, "/code", "100", `{"code":1e2}`, nothing, refused, ""},
+		{"large number", standard, "/code", "9007199254740993", `{"code":9007199254740992}`, nothing, refused, ""},
+		{"longer number", standard, "/code", "1", `{"code":10}`, nothing, refused, ""},
+		{"string content holds", standard, "/status", "ok", `{"status":"ok"}`, nothing, accepted, ""},
+		{"string content with escapes", standard, "/status", `a"é`, `{"status":"a\"\u00e9"}`, nothing, accepted, ""},
+		{"string as written", standard, "/status", `"ok"`, `{"status":"ok"}`, nothing, accepted, ""},
+		{"string content of a number", standard, "/code", "0", `{"code":"0"}`, nothing, accepted, ""},
+		{"string in quotes wanted, number there", standard, "/code", `"0"`, `{"code":0}`, nothing, refused, ""},
+		{"string differs in case", standard, "/status", "ok", `{"status":"OK"}`, nothing, refused, ""},
+		{"string differs in space", standard, "/status", "ok", `{"status":"ok "}`, nothing, refused, ""},
+		{"empty string", standard, "/error", "", `{"error":""}`, nothing, accepted, ""},
+		{"null is no empty string", standard, "/error", "", `{"error":null}`, nothing, refused, ""},
+		{"null", standard, "/error", "null", `{"error":null}`, nothing, accepted, ""},
+		{"true", standard, "/ok", "true", `{"ok":true}`, nothing, accepted, ""},
+		{"false", standard, "/ok", "true", `{"ok":false}`, nothing, refused, ""},
+		{"list as written", standard, "/errors", "[]", `{"errors":[]}`, nothing, accepted, ""},
+		{"list written in another way", standard, "/errors", "[]", `{"errors":[ ]}`, nothing, refused, ""},
+		{"missing", standard, "/code", "0", `{"id":"job_1"}`, nothing, refused, ""},
+		{"missing, an empty string wanted", standard, "/error", "", `{"id":"job_1"}`, nothing, refused, ""},
+		{"missing on the way", standard, "/base_resp/status_code", "0", `{"base_resp":null}`, nothing, refused, ""},
+		{"the last of duplicates", standard, "/code", "0", `{"code":0,"code":1}`, nothing, refused, ""},
+		{"whole document", standard, "", "ok", `"ok"`, nothing, accepted, ""},
+		{"element", standard, "/results/0/code", "0", `{"results":[{"code":0}]}`, nothing, accepted, ""},
+
+		{"not JSON", standard, "/code", "0", "<html>code 0</html>", nothing, unknown, "not JSON"},
+		{"no body", standard, "/code", "0", "", nothing, unknown, "not JSON"},
+		{"204", standard, "/code", "0", "", status(204), unknown, "not JSON"},
+		{"cut JSON in a whole answer", standard, "/code", "0", `{"code":0`, nothing, unknown, "not JSON"},
+		{"more after the JSON", standard, "/code", "0", `{"code":0}{}`, nothing, unknown, "not JSON"},
+		{"not JSON, status in refused_status, too", everything, "/code", "0", "OK", nothing, unknown, "not JSON"},
+		{"broken off", standard, "/code", "0", `{"code":0}`, cut, unknown, "broke off"},
+		{"broken off, differs", standard, "/code", "0", `{"code":1}`, cut, unknown, "broke off"},
+		{"body not kept", standard, "/code", "0", "", notKept, accepted, ""},
+
+		{"status outside store_status", only202, "/code", "0", `{"code":0}`, nothing, notAccepted, ""},
+		{"status outside store_status, differs", only202, "/code", "0", `{"code":1}`, nothing, notAccepted, ""},
+		{"status outside store_status, not JSON", only202, "/code", "0", "OK", nothing, notAccepted, ""},
+		{"refusal", standard, "/code", "0", `{"code":0}`, status(429), refused, ""},
+		{"refusal, not JSON", standard, "/code", "0", "slow down", status(429), refused, ""},
+		{"unknown status", standard, "/code", "0", `{"code":0}`, status(500), unknown, "status 500"},
+		{"unknown status, differs", standard, "/code", "0", `{"code":1}`, status(500), unknown, "status 500"},
+		{"4xx in store_status", store409, "/code", "0", `{"code":0}`, status(409), accepted, ""},
+		{"4xx in store_status, differs", store409, "/code", "0", `{"code":1}`, status(409), refused, ""},
+
+		{"provider's own status", standard, "/code", "0", `{"code":1}`, provider(200), refused, ""},
+		{"rewritten acceptance", standard, "/code", "0", `{"code":1}`, provider(202), unknown, "status 202"},
+		{"rewritten unknown status", standard, "/code", "0", `{"code":1}`, provider(500), unknown, "status 500"},
+		{"rewritten refusal", standard, "/code", "0", `{"code":1}`, provider(429), refused, ""},
+		{"rewritten refusal, not JSON", standard, "/code", "0", "sorry", provider(429), unknown, "not JSON"},
+	}
+	h := newHarness(t)
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			h := *h
+			h.t = t
+			pointer := parsePointer(t, test.pointer)
+			p := policy(test.policy, func(p *idempotency.Policy) {
+				p.AcceptIf = &idempotency.Condition{Pointer: pointer, Value: test.value}
+			})
+			r := idempotency.Result{Status: 200, Body: []byte(test.body), Whole: true}
+			test.change(&r)
+			s := submitOf(test.name)
+			reason := h.conclude(h.attempt(p, s), r, test.want)
+			if !strings.Contains(reason, test.reason) {
+				t.Errorf("the reason is %q, want something about %q", reason, test.reason)
+			}
+			switch test.want {
+			case accepted:
+				h.wantState(s, idempotency.Completed)
+			case unknown:
+				h.wantState(s, idempotency.Uncertain)
+			default: // the same key submits again
+				h.wantState(s, absent)
+				h.conclude(h.attempt(p, s), broken, unknown)
+			}
+		})
+	}
+}
+
+// An answer that is passed on before its end is not looked into.
+func TestAcceptIfOfStream(t *testing.T) {
+	h := newHarness(t)
+	pointer := parsePointer(t, "/code")
+	p := policy(func(p *idempotency.Policy) {
+		p.AcceptIf = &idempotency.Condition{Pointer: pointer, Value: "0"}
+	})
+	s := submitOf("k")
+	c, _, concluded := h.attempt(p, s).ConcludeStream(200, http.Header{"Content-Type": {"text/event-stream"}})
+	if c != idempotency.ConcludedAccepted || !concluded {
+		t.Errorf("ConcludeStream gave %d, %t; want accepted", c, concluded)
+	}
+	h.wantProblem(p, s, idempotency.CodeResultUnavailable)
+}
