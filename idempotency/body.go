@@ -27,11 +27,15 @@ func NewBodyMemory(bytes int64) *BodyMemory {
 }
 
 func (m *BodyMemory) take(n int64) bool {
-	if m.left.Add(-n) < 0 {
-		m.left.Add(n)
-		return false
+	for {
+		left := m.left.Load()
+		if left < n {
+			return false
+		}
+		if m.left.CompareAndSwap(left, left-n) {
+			return true
+		}
 	}
-	return true
 }
 
 func (m *BodyMemory) giveBack(n int64) { m.left.Add(n) }
@@ -147,7 +151,9 @@ func (b *Body) Close() error {
 	if b.file != nil {
 		return b.file.Close()
 	}
-	b.memory = nil
-	b.budget.giveBack(b.size)
+	if b.budget != nil {
+		b.budget.giveBack(b.size)
+	}
+	b.memory, b.budget = nil, nil
 	return nil
 }

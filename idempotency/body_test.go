@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 
@@ -243,5 +244,173 @@ func TestReadBodyWithoutMaximum(t *testing.T) {
 	defer body.Close()
 	if body.Size() != 4 {
 		t.Errorf("size is %d, want 4: the body is lost", body.Size())
+	}
+}
+
+// A body takes from the budget what it holds in memory, for as long as it is
+// open.
+func TestBodyMemory(t *testing.T) {
+	const memory = idempotency.MaxBodyInMemory
+	broken := errors.New("injected")
+	body := func(size int) io.Reader { return bytes.NewReader(make([]byte, size)) }
+	tests := []struct {
+		name      string
+		budget    int64
+		body      io.Reader
+		declared  int64
+		maximum   int64
+		want      error
+		wantTaken int64
+		wantFiles int
+	}{
+		{"declared", memory, body(1000), 1000, 64 << 20, nil, 1000, 0},
+		{"undeclared", memory, body(1000), -1, 64 << 20, nil, 1000, 0},
+		{"shorter than declared", memory, body(900), 1000, 64 << 20, nil, 900, 0},
+		{"all of it, declared", memory, body(memory), memory, 64 << 20, nil, memory, 0},
+		{"all of it, undeclared", memory, body(memory), -1, 64 << 20, nil, memory, 0},
+		{"all of a small one", 1000, body(1000), 1000, 64 << 20, nil, 1000, 0},
+		{"exact maximum", memory, body(1000), 1000, 1000, nil, 1000, 0},
+		{"empty, declared", memory, body(0), 0, 64 << 20, nil, 0, 0},
+		{"empty, undeclared", memory, body(0), -1, 64 << 20, nil, 0, 0},
+		{"empty, nothing left", 0, body(0), 0, 64 << 20, nil, 0, 0},
+
+		{"one byte too little", 999, body(1000), 1000, 64 << 20, nil, 0, 1},
+		{"too little for what may come", memory - 1, body(1000), -1, 64 << 20, nil, 0, 1},
+		{"nothing left", 0, body(1), 1, 64 << 20, nil, 0, 1},
+		{"nothing left, exact maximum", 0, body(1000), 1000, 1000, nil, 0, 1},
+		{"empty, undeclared, nothing left", 0, body(0), -1, 64 << 20, nil, 0, 1},
+		{"large, declared", memory, body(memory + 1), memory + 1, 64 << 20, nil, 0, 1},
+		{"large, undeclared", memory, body(memory + 1), -1, 64 << 20, nil, 0, 1},
+		{"longer than declared", memory, body(1001), 1000, 64 << 20, nil, 0, 1},
+
+		{"too large, declared", memory, body(1001), 1001, 1000, idempotency.ErrBodyTooLarge, 0, 0},
+		{"too large, undeclared", memory, body(1001), -1, 1000, idempotency.ErrBodyTooLarge, 0, 0},
+		{"too large, undeclared, in a file", memory, body(3 << 20), -1, 2 << 20, idempotency.ErrBodyTooLarge, 0, 0},
+		{"too large, nothing left", 0, body(1001), -1, 1000, idempotency.ErrBodyTooLarge, 0, 0},
+		{"breaks off in memory", memory, io.MultiReader(body(10), iotest.ErrReader(broken)), 1000, 64 << 20, broken, 0, 0},
+		{"breaks off in a file", memory, io.MultiReader(body(2<<20), iotest.ErrReader(broken)), 3 << 20, 64 << 20, broken, 0, 0},
+		{"breaks off, nothing left", 0, io.MultiReader(body(10), iotest.ErrReader(broken)), 1000, 64 << 20, broken, 0, 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			checkTempDir := emptyTempDir(t)
+			before := openFiles(t)
+			budget := idempotency.NewBodyMemory(test.budget)
+			var tee bytes.Buffer
+			body, err := idempotency.ReadBody(test.body, test.declared, test.maximum, budget, &tee)
+			if !errors.Is(err, test.want) || (body == nil) != (err != nil) {
+				t.Fatalf("ReadBody gave body %t and error %v, want %v", body != nil, err, test.want)
+			}
+			if taken := test.budget - budget.Left(); taken != test.wantTaken {
+				t.Errorf("%d bytes are taken, want %d", taken, test.wantTaken)
+			}
+			if n := openFiles(t) - before; n != test.wantFiles {
+				t.Errorf("%d files are open, want %d", n, test.wantFiles)
+			}
+			if body != nil {
+				if content, err := io.ReadAll(body.Reader()); err != nil || !bytes.Equal(content, tee.Bytes()) || body.Size() != int64(tee.Len()) {
+					t.Errorf("the body has %d bytes, %v; want the %d that were read", len(content), err, tee.Len())
+				}
+				if err := body.Close(); err != nil {
+					t.Error(err)
+				}
+				_ = body.Close() // must not give back more than was taken
+			}
+			if left := budget.Left(); left != test.budget {
+				t.Errorf("%d bytes are left in the end, want all %d", left, test.budget)
+			}
+			if n := openFiles(t) - before; n != 0 {
+				t.Errorf("%d files are left open", n)
+			}
+			checkTempDir()
+		})
+	}
+	t.Run("no temporary directory", func(t *testing.T) {
+		t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
+		budget := idempotency.NewBodyMemory(memory)
+		_, err := idempotency.ReadBody(body(2<<20), -1, 64<<20, budget, io.Discard)
+		if !errors.Is(err, idempotency.ErrBodyNotKept) {
+			t.Errorf("ReadBody gave %v, want ErrBodyNotKept", err)
+		}
+		if left := budget.Left(); left != memory {
+			t.Errorf("%d bytes are left, want all %d", left, memory)
+		}
+	})
+	t.Run("zero value", func(t *testing.T) {
+		before := openFiles(t)
+		b, err := idempotency.ReadBody(body(1), 1, 64<<20, new(idempotency.BodyMemory), io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		if n := openFiles(t) - before; n != 1 {
+			t.Errorf("%d files are open, want one", n)
+		}
+	})
+}
+
+// A body is held in memory as long as others leave room for it, and is not
+// turned away by those that find none.
+func TestBodyMemoryIsShared(t *testing.T) {
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing")) // a file is an error
+	const small, budget, readers, rounds = 100, 1000, 10, 2000
+	shared := idempotency.NewBodyMemory(budget)
+	var wg sync.WaitGroup
+	for i := range readers + 1 {
+		wg.Go(func() {
+			for range rounds {
+				size, want := small, error(nil)
+				if i == readers {
+					size, want = budget+1, idempotency.ErrBodyNotKept
+				}
+				body, err := idempotency.ReadBody(bytes.NewReader(make([]byte, size)), int64(size), 64<<20, shared, io.Discard)
+				if !errors.Is(err, want) {
+					t.Errorf("a body of %d bytes gave %v, want %v", size, err, want)
+					return
+				}
+				if left := shared.Left(); left < 0 || left > budget {
+					t.Errorf("%d bytes are left of %d", left, budget)
+				}
+				if body != nil {
+					_ = body.Close()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if left := shared.Left(); left != budget {
+		t.Errorf("%d bytes are left in the end, want all %d", left, budget)
+	}
+}
+
+// Bodies share one budget, and one that closes makes room.
+func TestBodyMemoryMakesRoom(t *testing.T) {
+	budget := idempotency.NewBodyMemory(1000)
+	before := openFiles(t)
+	read := func() *idempotency.Body {
+		body, err := idempotency.ReadBody(bytes.NewReader(make([]byte, 600)), 600, 64<<20, budget, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return body
+	}
+	first, second := read(), read()
+	if n := openFiles(t) - before; n != 1 {
+		t.Errorf("%d files are open, want that of the second body", n)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	third := read()
+	if n := openFiles(t) - before; n != 1 {
+		t.Errorf("%d files are open, want that of the second body alone", n)
+	}
+	for _, body := range []*idempotency.Body{second, third} {
+		if err := body.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := openFiles(t) - before; n != 0 || budget.Left() != 1000 {
+		t.Errorf("%d files are left open, %d bytes are left", n, budget.Left())
 	}
 }

@@ -1,0 +1,15 @@
+package idempotency
+
+// Waiters returns how many submits an engine holds in all, how many of one
+// record, and how many rooms it has.
+func Waiters(e *Engine, id RecordID) (all, ofRecord, rooms int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := e.rooms[id]; r != nil {
+		ofRecord = r.waiters
+	}
+	return e.waiters, ofRecord, len(e.rooms)
+}
+
+// Left returns how many bytes a budget still has.
+func (m *BodyMemory) Left() int64 { return m.left.Load() }
