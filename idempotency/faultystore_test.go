@@ -220,6 +220,18 @@ func (s *faultyStore) Release(ctx context.Context, id idempotency.RecordID, toke
 	return spoiled(s, ctx, "release", func(ctx context.Context) (idempotency.Reply, error) { return s.Store.Release(ctx, id, token) })
 }
 
+func (s *faultyStore) Get(ctx context.Context, id idempotency.RecordID) (idempotency.Record, bool, error) {
+	type reply struct {
+		record idempotency.Record
+		found  bool
+	}
+	r, err := spoiled(s, ctx, "get", func(ctx context.Context) (r reply, err error) {
+		r.record, r.found, err = s.Store.Get(ctx, id)
+		return r, err
+	})
+	return r.record, r.found, err
+}
+
 // clock is a clock that stands still until the test moves it.
 type clock struct {
 	mu  sync.Mutex
@@ -487,7 +499,7 @@ func (h *harness) get(s idempotency.Submit) (idempotency.Record, bool) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	r, found, err := h.store.Get(ctx, s.ID)
+	r, found, err := h.store.Store.Get(ctx, s.ID)
 	if err != nil {
 		h.t.Fatalf("Get: %v", err)
 	}

@@ -240,6 +240,7 @@ func (e *Engine) noteRenewals(attempts []*Attempt, sent time.Time, replies []Rep
 		default:
 			a.lost = true
 			lost = append(lost, a.id)
+			e.wakeRoomLocked(a.id)
 		}
 	}
 	return lost

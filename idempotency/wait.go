@@ -36,7 +36,8 @@ func (e *Engine) awaitChange(ctx context.Context, id RecordID) bool {
 	defer e.exit(id, r)
 	select {
 	case <-r.changed:
-		return true
+		// A caller that has hung up must not be the one that submits.
+		return ctx.Err() == nil
 	case <-ctx.Done():
 		return false
 	case r.turn <- struct{}{}:
@@ -46,13 +47,17 @@ func (e *Engine) awaitChange(ctx context.Context, id RecordID) bool {
 	ticker := time.NewTicker(waitPoll)
 	defer ticker.Stop()
 	for {
-		e.look(ctx, id)
+		var again <-chan time.Time
+		if e.needsLook(id, r) {
+			e.look(ctx, id, r)
+			again = ticker.C
+		}
 		select {
 		case <-r.changed:
-			return true
+			return ctx.Err() == nil
 		case <-ctx.Done():
 			return false
-		case <-ticker.C:
+		case <-again:
 		}
 	}
 }
@@ -92,12 +97,25 @@ func (e *Engine) wakeRoomLocked(id RecordID) {
 	}
 }
 
-// look wakes the waiters if the record is no longer in progress. An attempt of
-// this engine needs no look: its end wakes them.
-func (e *Engine) look(ctx context.Context, id RecordID) {
-	if e.isAlive(id) {
-		return
+// needsLook reports whether only the store can tell when the waiters are to be
+// woken. They are already, or an attempt of this engine will do it, by its end
+// or when it loses its lease.
+func (e *Engine) needsLook(id RecordID, r *room) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.rooms[id] != r {
+		return false
 	}
+	for a := range e.live {
+		if a.id == id && !a.lost {
+			return false
+		}
+	}
+	return true
+}
+
+// look wakes the waiters if the record is no longer in progress.
+func (e *Engine) look(ctx context.Context, id RecordID, r *room) {
 	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
 	record, found, err := e.store.Get(ctx, id)
@@ -109,16 +127,7 @@ func (e *Engine) look(ctx context.Context, id RecordID) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.wakeRoomLocked(id)
-}
-
-func (e *Engine) isAlive(id RecordID) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for a := range e.live {
-		if a.id == id && !a.lost {
-			return true
-		}
+	if e.rooms[id] == r {
+		e.wakeRoomLocked(id)
 	}
-	return false
 }
