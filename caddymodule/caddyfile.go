@@ -231,10 +231,17 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 		h.AcceptIf = new(AcceptIf)
 		return exactly(d, &h.AcceptIf.Pointer, &h.AcceptIf.Value)
 	case "in_progress":
+		targets := []*string{&h.InProgress, (*string)(&h.InProgressWait)}
 		if d.CountRemainingArgs() == 1 {
-			return exactly(d, &h.InProgress)
+			targets = targets[:1]
 		}
-		return exactly(d, &h.InProgress, (*string)(&h.InProgressWait))
+		if err := exactly(d, targets...); err != nil {
+			return err
+		}
+		if h.InProgress == "" {
+			return d.ArgErr()
+		}
+		return nil
 	}
 
 	target, ok := map[string]*string{

@@ -42,7 +42,7 @@ func TestRefusedConfigurations(t *testing.T) {
 	t.Setenv("EMPTY", "")
 	for name, test := range map[string]struct{ caddyfile, want string }{
 		"unknown option":             {site("frobnicate yes"), `"frobnicate"`},
-		"option of a later version":  {site("accept_if /code 0"), `"accept_if"`},
+		"option of a later version":  {site("fingerprint raw"), `"fingerprint"`},
 		"option twice":               {site("lease 1s\nlease 2s"), "lease is given twice"},
 		"argument on the directive":  {"http://localhost:1 {\n\tidempotency * more {\n}\n}", "wrong argument count"},
 		"no argument":                {site("lease"), "wrong argument count"},
@@ -74,6 +74,50 @@ func TestRefusedConfigurations(t *testing.T) {
 		"max_response_body":          {site("max_response_body -1"), `max_response_body: "-1"`},
 		"on_uncertain":               {site("on_uncertain maybe"), `on_uncertain: "maybe"`},
 		"on_store_error":             {site("on_store_error ignore"), `on_store_error: "ignore"`},
+		"key_from namespace":         {site("key_from videos {http.request.uuid}"), `key_from: the namespace "videos" is not a UUID`},
+		"key_from UUID as a URN":     {site("key_from urn:uuid:6ba7b811-9dad-11d1-80b4-00c04fd430c8 {http.request.uuid}"), "key_from: the namespace"},
+		"key_from UUID in braces":    {site(`key_from "{6ba7b811-9dad-11d1-80b4-00c04fd430c8}" {http.request.uuid}`), "key_from: the namespace"},
+		"key_from UUID undashed":     {site("key_from 6ba7b8119dad11d180b400c04fd430c8 {http.request.uuid}"), "key_from: the namespace"},
+		"key_from env as namespace":  {site("key_from {env.EMPTY} {http.request.uuid}"), "key_from: the namespace"},
+		"key_from fixed text":        {site("key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 job"), "key_from: the text has no placeholder"},
+		"key_from open brace":        {site("key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 job-{id"), "key_from: the text has no placeholder"},
+		"key_from closing brace":     {site("key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 job-id}"), "key_from: the text has no placeholder"},
+		"key_from escaped braces":    {site(`key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 "\{id\}"`), "key_from: the text has no placeholder"},
+		"key_from empty text":        {site(`key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 ""`), "key_from: the text has no placeholder"},
+		"key_from without text":      {site("key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8"), "wrong argument count"},
+		"key_from with two texts":    {site("key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 {http.request.uuid} b"), "wrong argument count"},
+		"key_from bare":              {site("key_from"), "wrong argument count"},
+		"key_from twice":             {site("key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 {a}\nkey_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 {b}"), "key_from is given twice"},
+		"accept_if pointer":          {site("accept_if code 0"), `accept_if: JSON pointer "code" does not start with a slash`},
+		"accept_if JSONPath":         {site("accept_if $.code 0"), `accept_if: JSON pointer "$.code"`},
+		"accept_if escape":           {site("accept_if /a~b 0"), `accept_if: JSON pointer "/a~b"`},
+		"accept_if of nothing":       {site(`accept_if "" ""`), "accept_if: it needs a pointer and a value"},
+		"accept_if without value":    {site("accept_if /code"), "wrong argument count"},
+		"accept_if with two values":  {site("accept_if /code 0 1"), "wrong argument count"},
+		"accept_if bare":             {site("accept_if"), "wrong argument count"},
+		"accept_if twice":            {site("accept_if /code 0\naccept_if /status ok"), "accept_if is given twice"},
+		"in_progress unknown":        {site("in_progress queue"), `in_progress: "queue" is neither reject nor wait`},
+		"in_progress a duration":     {site("in_progress 10s"), `in_progress: "10s" is neither reject nor wait`},
+		"in_progress unknown, long":  {site("in_progress queue 10s"), `in_progress: "queue" is neither reject nor wait`},
+		"in_progress wait bare":      {site("in_progress wait"), "in_progress wait: it needs a duration"},
+		"in_progress wait empty":     {site(`in_progress wait ""`), "in_progress wait: it needs a duration"},
+		"in_progress wait zero":      {site("in_progress wait 0s"), "in_progress wait: it needs a duration, and a positive one"},
+		"in_progress wait negative":  {site("in_progress wait -1s"), "in_progress wait: it needs a duration, and a positive one"},
+		"in_progress wait soon":      {site("in_progress wait soon"), `in_progress wait: "soon" is not a duration`},
+		"in_progress wait empty env": {site("in_progress wait {env.EMPTY}"), "in_progress wait: "},
+		"in_progress wait too long":  {site("in_progress wait 31s\nupstream_timeout 30s"), "in_progress wait: it is 31s, longer than upstream_timeout (30s)"},
+		"in_progress wait default":   {site("in_progress wait 301s"), "longer than upstream_timeout (5m0s)"},
+		"in_progress reject, long":   {site("in_progress reject 10s"), "in_progress_wait: it needs in_progress wait"},
+		"in_progress three words":    {site("in_progress wait 10s 20s"), "wrong argument count"},
+		"in_progress bare":           {site("in_progress"), "wrong argument count"},
+		"in_progress empty":          {site(`in_progress ""`), "wrong argument count"},
+		"in_progress empty, long":    {site(`in_progress "" 10s`), "wrong argument count"},
+		"in_progress twice":          {site("in_progress reject\nin_progress wait 10s"), "in_progress is given twice"},
+		"upstream_key":               {site("upstream_key always"), `upstream_key: "always" is neither auto nor keep nor remove`},
+		"upstream_key in capitals":   {site("upstream_key Keep"), `upstream_key: "Keep"`},
+		"upstream_key empty":         {site(`upstream_key ""`), "wrong argument count"},
+		"upstream_key two words":     {site("upstream_key keep remove"), "wrong argument count"},
+		"upstream_key twice":         {site("upstream_key keep\nupstream_key keep"), "upstream_key is given twice"},
 		"errors":                     {site("errors xml"), `errors: "xml"`},
 		"global option unknown":      {global("stores redis"), `"stores"`},
 		"global option twice":        {global("store embedded\nstore embedded"), "store is given twice"},
@@ -132,20 +176,24 @@ func TestAdaptedJSON(t *testing.T) {
 http://localhost:1 {
 	idempotency /v1/* {
 		key_header X-Request-Key Idempotency-Key
+		key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 "job {http.request.header.X-Job-Id}"
 		require_key
 		methods POST PUT
 		namespace provider
 		scope {http.request.header.X-Tenant} fixed
 		store_status 200 202
+		accept_if /base_resp/status_code 0
 		refused_status 4xx 503
 		retention 2d
 		lease {env.LEASE}
 		upstream_timeout 10m
+		in_progress wait {env.LEASE}
 		on_uncertain resubmit
 		on_store_error forward
 		errors problem
 		max_request_body 10MiB
 		max_response_body 64KiB
+		upstream_key remove
 	}
 	reverse_proxy localhost:2
 }
@@ -177,13 +225,84 @@ http://localhost:1 {
 	if got := string(config.Apps.Idempotency); got != wantApp {
 		t.Errorf("the app is\n%s\nwant\n%s", got, wantApp)
 	}
-	const wantHandler = `{"errors":"problem","handler":"idempotency","key_header":["X-Request-Key","Idempotency-Key"],"lease":"{env.LEASE}",` +
+	const wantHandler = `{"accept_if":{"pointer":"/base_resp/status_code","value":"0"},"errors":"problem","handler":"idempotency",` +
+		`"in_progress":"wait","in_progress_wait":"{env.LEASE}",` +
+		`"key_from":{"namespace":"6ba7b811-9dad-11d1-80b4-00c04fd430c8","text":"job {http.request.header.X-Job-Id}"},"key_header":["X-Request-Key","Idempotency-Key"],"lease":"{env.LEASE}",` +
 		`"max_request_body":"10MiB","max_response_body":"64KiB","methods":["POST","PUT"],"namespace":"provider","on_store_error":"forward",` +
 		`"on_uncertain":"resubmit","refused_status":["4xx","503"],"require_key":true,"retention":"2d",` +
-		`"scope":["{http.request.header.X-Tenant}","fixed"],"store_status":["200","202"],"upstream_timeout":"10m"}`
+		`"scope":["{http.request.header.X-Tenant}","fixed"],"store_status":["200","202"],"upstream_key":"remove","upstream_timeout":"10m"}`
 	got := string(config.Apps.HTTP.Servers["srv0"].Routes[0].Handle[0].Routes[0].Handle[0])
 	if got != wantHandler {
 		t.Errorf("the handler is\n%s\nwant\n%s", got, wantHandler)
+	}
+}
+
+// What can be said in a Caddyfile, and what is like it.
+func TestAcceptedConfigurations(t *testing.T) {
+	t.Setenv("WAIT", "10s")
+	for name, options := range map[string]string{
+		"key_from":                       "key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 {http.request.header.X-Job-Id}",
+		"key_from, capitals":             "key_from 6BA7B811-9DAD-11D1-80B4-00C04FD430C8 {http.request.header.X-Job-Id}",
+		"key_from, two placeholders":     `key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 "{http.request.host} \{ {http.request.header.X-Job-Id}"`,
+		"key_from, short placeholder":    "key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 {header.X-Job-Id}",
+		"accept_if":                      "accept_if /code 0",
+		"accept_if, empty string":        `accept_if /error ""`,
+		"accept_if, whole document":      `accept_if "" ok`,
+		"accept_if, escapes":             "accept_if /a~1b~0c ok",
+		"in_progress reject":             "in_progress reject",
+		"in_progress wait":               "in_progress wait 10s",
+		"in_progress wait as long as":    "in_progress wait 30s\nupstream_timeout 30s",
+		"in_progress wait, from the env": "in_progress wait {env.WAIT}",
+		"upstream_key auto":              "upstream_key auto",
+		"upstream_key keep":              "upstream_key keep",
+		"upstream_key remove":            "upstream_key remove",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := adaptAndValidate(site(options)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The same in JSON, which no Caddyfile parser has looked at.
+func TestOptionsInJSON(t *testing.T) {
+	const namespace = `"namespace":"6ba7b811-9dad-11d1-80b4-00c04fd430c8"`
+	for name, test := range map[string]struct{ options, want string }{
+		"all": {`"key_from":{` + namespace + `,"text":"{http.request.uuid}"},"accept_if":{"pointer":"/code","value":"0"},` +
+			`"in_progress":"wait","in_progress_wait":10000000000,"upstream_key":"keep"`, ""},
+		"in_progress reject":             {`"in_progress":"reject"`, ""},
+		"key_from empty":                 {`"key_from":{}`, "key_from: the namespace"},
+		"key_from without namespace":     {`"key_from":{"text":"{http.request.uuid}"}`, "key_from: the namespace"},
+		"key_from without text":          {`"key_from":{` + namespace + `}`, "key_from: the text has no placeholder"},
+		"key_from with an unknown field": {`"key_from":{` + namespace + `,"text":"{http.request.uuid}","uuid":"x"}`, `"uuid"`},
+		"key_from a text":                {`"key_from":"{http.request.uuid}"`, "cannot unmarshal"},
+		"accept_if empty":                {`"accept_if":{}`, "accept_if: it needs a pointer and a value"},
+		"accept_if pointer":              {`"accept_if":{"pointer":"code","value":"0"}`, "accept_if: JSON pointer"},
+		"accept_if a number":             {`"accept_if":{"pointer":"/code","value":0}`, "cannot unmarshal"},
+		"accept_if with a typo":          {`"accept_if":{"path":"/code","value":"0"}`, `"path"`},
+		"in_progress unknown":            {`"in_progress":"queue"`, `in_progress: "queue"`},
+		"in_progress wait bare":          {`"in_progress":"wait"`, "in_progress wait: it needs a duration"},
+		"in_progress wait zero":          {`"in_progress":"wait","in_progress_wait":0`, "in_progress wait: it needs a duration"},
+		"in_progress wait too long":      {`"in_progress":"wait","in_progress_wait":"6m"`, "longer than upstream_timeout"},
+		"in_progress reject, long":       {`"in_progress":"reject","in_progress_wait":"10s"`, "in_progress_wait: it needs in_progress wait"},
+		"in_progress_wait alone":         {`"in_progress_wait":"10s"`, "in_progress_wait: it needs in_progress wait"},
+		"upstream_key":                   {`"upstream_key":"always"`, `upstream_key: "always"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var config caddy.Config
+			err := json.Unmarshal([]byte(`{"admin":{"disabled":true},"apps":{"http":{"servers":{"s":{"listen":["localhost:1"],"routes":[{"handle":[
+				{"handler":"idempotency",`+test.options+`}]}]}}}}}`), &config)
+			if err == nil {
+				err = caddy.Validate(&config)
+			}
+			switch {
+			case test.want == "" && err != nil:
+				t.Error(err)
+			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+				t.Errorf("the error is %v, want it to have %q", err, test.want)
+			}
+		})
 	}
 }
 

@@ -262,6 +262,9 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 	}
 
 	if h.AcceptIf != nil {
+		if *h.AcceptIf == (AcceptIf{}) {
+			return errors.New("accept_if: it needs a pointer and a value")
+		}
 		pointer, err := idempotency.ParsePointer(h.AcceptIf.Pointer)
 		if err != nil {
 			return fmt.Errorf("accept_if: %w", err)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/google/uuid"
@@ -35,7 +34,7 @@ func (h *Handler) configureKeyFrom() error {
 	if err != nil || len(h.KeyFrom.Namespace) != len(uuid.Nil.String()) {
 		return fmt.Errorf("key_from: the namespace %q is not a UUID", h.KeyFrom.Namespace)
 	}
-	if !strings.Contains(h.KeyFrom.Text, "{") {
+	if _, err := caddy.NewEmptyReplacer().ReplaceOrErr(h.KeyFrom.Text, false, true); err == nil { // nothing unknown
 		return errors.New("key_from: the text has no placeholder, so all requests would have one key")
 	}
 	h.keyFrom = keyDerivation{namespace, h.KeyFrom.Text}
