@@ -353,7 +353,7 @@ func TestBodyMemory(t *testing.T) {
 // turned away by those that find none.
 func TestBodyMemoryIsShared(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing")) // a file is an error
-	const small, budget, readers, rounds = 100, 1000, 10, 2000
+	const small, budget, readers, rounds = 100, 400, 4, 20000
 	shared := idempotency.NewBodyMemory(budget)
 	var wg sync.WaitGroup
 	for i := range readers + 1 {
