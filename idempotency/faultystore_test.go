@@ -267,6 +267,9 @@ func (o *observations) StoreCall(op string, _ time.Duration, err error) {
 	if op == "withdraw" {
 		op = "release" // as the store calls it
 	}
+	if o.storeCalls == nil {
+		o.storeCalls = tally{}
+	}
 	o.storeCalls.add(op, err)
 }
 
@@ -354,7 +357,7 @@ func realTime(_ *idempotency.EngineConfig, s *embedded.Config) { s.Now = time.No
 
 func newHarness(t *testing.T, options ...option) *harness {
 	t.Helper()
-	h := &harness{t: t, clock: &clock{now: time.Now()}, observed: &observations{storeCalls: tally{}}, held: new(atomic.Int64)}
+	h := &harness{t: t, clock: &clock{now: time.Now()}, observed: &observations{}, held: new(atomic.Int64)}
 	storeConfig := embedded.Config{Path: filepath.Join(t.TempDir(), "idempotency.db"), Now: h.clock.Now}
 	engineConfig := idempotency.EngineConfig{
 		StoreTimeout: patience,

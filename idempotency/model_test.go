@@ -149,7 +149,7 @@ func newWorld(t *testing.T, rt *rapid.T) *world {
 // start starts a gateway.
 func (w *world) start() {
 	g := &gateway{store: &faultyStore{
-		Store: w.store, t: w.t, calls: make(map[string]int), faults: make(map[string]func(int) fault),
+		Store: w.store, t: w.t, calls: make(map[string]int), faults: make(map[string]func(int) fault), outcomes: tally{},
 	}}
 	g.engine = idempotency.NewEngine(idempotency.EngineConfig{Store: g.store, Observer: &g.observed})
 	w.gateways = append(w.gateways, g)

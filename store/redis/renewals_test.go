@@ -30,6 +30,7 @@ func (s *countedStore) Renew(ctx context.Context, renewals []idempotency.Renewal
 // lostLeases is an Observer that counts what must not happen.
 type lostLeases struct{ lost, errors atomic.Int64 }
 
+func (*lostLeases) StoreCall(string, time.Duration, error)           {}
 func (l *lostLeases) StoreError(string, idempotency.RecordID, error) { l.errors.Add(1) }
 func (l *lostLeases) LeaseLost(idempotency.RecordID)                 { l.lost.Add(1) }
 func (*lostLeases) LateAcceptance(idempotency.RecordID, int)         {}
