@@ -52,7 +52,7 @@ type Observer interface {
 // Operations are the names by which an Observer hears of store operations.
 func Operations() []string {
 	return []string{
-		nameNow, nameClaim, nameRenew,
+		nameNow, nameClaim, nameRenew, nameGet,
 		opComplete.String(), opUncertain.String(), opRelease.String(), opWithdraw.String(),
 	}
 }
@@ -62,6 +62,7 @@ const (
 	nameNow   = "now"
 	nameClaim = "claim"
 	nameRenew = "renew"
+	nameGet   = "get"
 )
 
 // Engine owns every transition of the records in one store: it claims,

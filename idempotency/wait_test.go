@@ -44,11 +44,13 @@ func (h *harness) gateway() *harness {
 	return &other
 }
 
+// wantNoWaiters waits until those who were answered have left.
 func (h *harness) wantNoWaiters() {
 	h.t.Helper()
-	if all, _, rooms := idempotency.Waiters(h.engine, ""); all != 0 || rooms != 0 {
-		h.t.Errorf("%d waiters in %d rooms are left", all, rooms)
-	}
+	await(h.t, "all waiters to leave", func() bool {
+		all, _, rooms := idempotency.Waiters(h.engine, "")
+		return all == 0 && rooms == 0
+	})
 }
 
 func (h *harness) awaitWaiters(s idempotency.Submit, n int) {
