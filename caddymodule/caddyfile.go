@@ -180,6 +180,7 @@ func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //		max_request_body  <size>
 //		max_response_body <size>
 //		upstream_key      auto|keep|remove
+//		job_id            <json-pointer>
 //	}
 //
 // Each option may be given once. Values are checked when the configuration is
@@ -255,6 +256,7 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 		"max_request_body":  (*string)(&h.MaxRequestBody),
 		"max_response_body": (*string)(&h.MaxResponseBody),
 		"upstream_key":      &h.UpstreamKey,
+		"job_id":            &h.JobID,
 	}[option]
 	if !ok {
 		return d.Errf("unrecognized idempotency option %q", option)

@@ -73,6 +73,7 @@ func TestRefusedConfigurations(t *testing.T) {
 		"max_request_body zero":      {site("max_request_body 0"), `max_request_body: "0"`},
 		"max_response_body":          {site("max_response_body -1"), `max_response_body: "-1"`},
 		"on_uncertain":               {site("on_uncertain maybe"), `on_uncertain: "maybe"`},
+		"job_id":                     {site("job_id id"), `job_id: "id" is not a JSON pointer`},
 		"on_store_error":             {site("on_store_error ignore"), `on_store_error: "ignore"`},
 		"key_from namespace":         {site("key_from videos {http.request.uuid}"), `key_from: the namespace "videos" is not a UUID`},
 		"key_from UUID as a URN":     {site("key_from urn:uuid:6ba7b811-9dad-11d1-80b4-00c04fd430c8 {http.request.uuid}"), "key_from: the namespace"},
@@ -194,6 +195,7 @@ http://localhost:1 {
 		max_request_body 10MiB
 		max_response_body 64KiB
 		upstream_key remove
+		job_id /data/id
 	}
 	reverse_proxy localhost:2
 }
@@ -226,7 +228,7 @@ http://localhost:1 {
 		t.Errorf("the app is\n%s\nwant\n%s", got, wantApp)
 	}
 	const wantHandler = `{"accept_if":{"pointer":"/base_resp/status_code","value":"0"},"errors":"problem","handler":"idempotency",` +
-		`"in_progress":"wait","in_progress_wait":"{env.LEASE}",` +
+		`"in_progress":"wait","in_progress_wait":"{env.LEASE}","job_id":"/data/id",` +
 		`"key_from":{"namespace":"6ba7b811-9dad-11d1-80b4-00c04fd430c8","text":"job {http.request.header.X-Job-Id}"},"key_header":["X-Request-Key","Idempotency-Key"],"lease":"{env.LEASE}",` +
 		`"max_request_body":"10MiB","max_response_body":"64KiB","methods":["POST","PUT"],"namespace":"provider","on_store_error":"forward",` +
 		`"on_uncertain":"resubmit","refused_status":["4xx","503"],"require_key":true,"retention":"2d",` +

@@ -104,6 +104,10 @@ type Handler struct {
 	// X-Idempotency-Key again by itself. Default: auto.
 	UpstreamKey string `json:"upstream_key,omitempty"`
 
+	// Where the body of an acceptance has the job's id, which operators are
+	// shown: a JSON pointer. Default: /id.
+	JobID string `json:"job_id,omitempty"`
+
 	policy          idempotency.Policy
 	format          idempotency.ProblemFormat
 	upstreamTimeout time.Duration
@@ -283,6 +287,11 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 	}
 	if h.policy.Retention < minRetention {
 		return fmt.Errorf("retention: it is %s, and must be %s at least", h.policy.Retention, minRetention)
+	}
+	if h.JobID != "" {
+		if h.policy.JobID, err = idempotency.ParsePointer(h.JobID); err != nil {
+			return fmt.Errorf("job_id: %w", err)
+		}
 	}
 	switch h.OnUncertain {
 	case "", choiceReject:

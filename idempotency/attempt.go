@@ -54,13 +54,11 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 	c = a.policy.classify(r)
 	switch c {
 	case ConcludedAccepted:
-		answer := &Answer{Status: r.Status, Unavailable: r.BodyNotKept}
+		answer := Answer{Status: r.Status, Unavailable: r.BodyNotKept}
 		if !answer.Unavailable {
 			answer.Header, answer.Body = replayHeader(r.Header), r.Body
 		}
-		details := a.details
-		details.Answer = answer
-		a.store(opComplete, details, r.Status)
+		a.store(opComplete, a.details.complete(answer), r.Status)
 	case ConcludedRefused, ConcludedNotAccepted, ConcludedNeverSent:
 		a.store(opRelease, Details{}, 0)
 	case ConcludedUnknown:

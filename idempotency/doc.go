@@ -23,16 +23,19 @@
 //	(absent) ─────────▶ InProgress ─────────────────────────▶ Completed
 //	   ▲                 │      │                                 ▲
 //	   │ Release:        │      │ MarkUncertain, or               │ Complete by
-//	   │ refused, or     │      │ the lease runs out              │ the same attempt
-//	   │ never sent      │      ▼                                 │
+//	   │ refused, or     │      │ the lease runs out              │ the same attempt;
+//	   │ never sent      │      ▼                                 │ DecideComplete
 //	   ├─────────────────┘   Uncertain ───────────────────────────┘
 //	   │                        │  │
 //	   │ late refusal of the    │  │ Claim with TakeOver:
-//	   │ same attempt           │  └──▶ InProgress, for a new attempt
+//	   │ same attempt;          │  └──▶ InProgress, for a new attempt
+//	   │ DecideRelease          │
 //	   └────────────────────────┘
 //
 // A released record is absent; but one that was taken over is Uncertain again,
-// because nobody knows more about the attempt before than they did.
+// because nobody knows more about the attempt before than they did. An
+// operator's DecideRelease removes that one, too: the operator does know, or
+// takes the risk.
 //
 // A record belongs to one attempt, named by a random [Token]. An attempt that
 // has lost its record changes nothing any more, whatever it learns.
@@ -57,6 +60,14 @@
 // [Attempt.Conclude]. A lease that was lost is not had back: others may have
 // been told that the outcome is unknown. The attempt still runs, and its answer
 // is still the truth: if the record is its own, it ends there.
+//
+// # Operators
+//
+// An operator decides about uncertain records only, by [Engine.Decide]: gives
+// the answer that the provider had given, or frees the key. The decision is on
+// the attempt that the record belonged to when the operator looked; it takes
+// the record away from that attempt for good. [Engine.List] finds the records:
+// it asks the store for the headers of all, a part at a time.
 //
 // # Failures
 //

@@ -161,6 +161,7 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 // begin claims once.
 func (e *Engine) begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
 	ctx = context.WithoutCancel(ctx)
+	s.Details.JobPointer = policy.JobID.String()
 	payload, err := s.Details.encode()
 	if err != nil {
 		return Admission{}, errors.Join(ErrStoreUnavailable, err)
@@ -276,6 +277,11 @@ func (e *Engine) storeNow(ctx context.Context) (time.Time, error) {
 	if now, known := e.clock.now(); known {
 		return now, nil
 	}
+	return e.askNow(ctx)
+}
+
+// askNow asks the store for its clock.
+func (e *Engine) askNow(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
 	began := time.Now()

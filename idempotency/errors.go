@@ -25,17 +25,44 @@ var (
 	ErrUnreadable = errors.New("record is unreadable")
 
 	// ErrStoreUnavailable wraps every error of Engine.Begin: the store could
-	// not say whether the key is free, so nothing may be sent.
+	// not say whether the key is free, so nothing may be sent. For operators it
+	// means that the store did not answer.
 	ErrStoreUnavailable = errors.New("idempotency store is unavailable")
 
 	// ErrClaimTooLate means that a claim reached the store after it had been
 	// given up, and was not carried out.
 	ErrClaimTooLate = errors.New("claim reached the store too late")
 
+	// ErrNoRecord means that an operator asks for a record that is not there.
+	ErrNoRecord = errors.New("there is no such record")
+
+	// ErrAnotherAttempt means that an operator's decision is about an attempt
+	// that the record does not belong to any more.
+	ErrAnotherAttempt = errors.New("the record is another attempt's meanwhile")
+
 	// errClaimMayCome means that a claim to be taken back is not in the store,
 	// and that its time is not over yet.
 	errClaimMayCome = errors.New("the claim may still be granted")
 )
+
+// StateError means that an operator's decision needs a record that is
+// uncertain.
+type StateError struct {
+	// State of the record.
+	State State
+}
+
+func (e *StateError) Error() string {
+	switch e.State {
+	case InProgress:
+		return "the record is in_progress: its attempt is alive"
+	case Completed:
+		return "the record is completed: it has its answer"
+	case Uncertain:
+		// Never the reason for an error.
+	}
+	return "the record is " + e.State.String()
+}
 
 // KeyError says why a key header is not a key. It never holds the key.
 type KeyError struct {

@@ -220,16 +220,25 @@ func (s *faultyStore) Release(ctx context.Context, id idempotency.RecordID, toke
 	return spoiled(s, ctx, "release", func(ctx context.Context) (idempotency.Reply, error) { return s.Store.Release(ctx, id, token) })
 }
 
-func (s *faultyStore) Get(ctx context.Context, id idempotency.RecordID) (idempotency.Record, bool, error) {
-	type reply struct {
-		record idempotency.Record
-		found  bool
-	}
-	r, err := spoiled(s, ctx, "get", func(ctx context.Context) (r reply, err error) {
-		r.record, r.found, err = s.Store.Get(ctx, id)
-		return r, err
+func (s *faultyStore) DecideComplete(ctx context.Context, e idempotency.Ending) (idempotency.Reply, error) {
+	return spoiled(s, ctx, "decide_complete", func(ctx context.Context) (idempotency.Reply, error) { return s.Store.DecideComplete(ctx, e) })
+}
+
+func (s *faultyStore) DecideRelease(ctx context.Context, id idempotency.RecordID, token idempotency.Token) (idempotency.Reply, error) {
+	return spoiled(s, ctx, "decide_release", func(ctx context.Context) (idempotency.Reply, error) { return s.Store.DecideRelease(ctx, id, token) })
+}
+
+func (s *faultyStore) Get(ctx context.Context, id idempotency.RecordID) (record idempotency.Record, found bool, err error) {
+	record, err = spoiled(s, ctx, "get", func(ctx context.Context) (idempotency.Record, error) {
+		var record idempotency.Record
+		record, found, err = s.Store.Get(ctx, id)
+		return record, err
 	})
-	return r.record, r.found, err
+	return record, found, err
+}
+
+func (s *faultyStore) Scan(ctx context.Context, cursor string) (idempotency.ScanPage, error) {
+	return spoiled(s, ctx, "scan", func(ctx context.Context) (idempotency.ScanPage, error) { return s.Store.Scan(ctx, cursor) })
 }
 
 // clock is a clock that stands still until the test moves it.

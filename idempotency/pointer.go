@@ -32,6 +32,15 @@ func ParsePointer(text string) (Pointer, error) {
 	return Pointer{tokens}, nil
 }
 
+// String returns the pointer as ParsePointer reads it.
+func (p Pointer) String() string {
+	var text strings.Builder
+	for _, token := range p.tokens {
+		text.WriteString("/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(token))
+	}
+	return text.String()
+}
+
 // Tokens returns the unescaped reference tokens.
 func (p Pointer) Tokens() []string { return p.tokens }
 

@@ -30,6 +30,9 @@ type Policy struct {
 	// Wait is how long a duplicate of a running submit is held; 0 means that
 	// it is answered at once.
 	Wait time.Duration
+	// JobID is where the body of an acceptance has the job's id, which
+	// operators are shown.
+	JobID Pointer
 }
 
 // Condition holds for a JSON document whose value at Pointer is Value: its JSON
@@ -52,13 +55,15 @@ func (c Condition) holds(document []byte) bool {
 }
 
 // DefaultPolicy returns the defaults: 2xx is acceptance, 4xx (but 408) and 503
-// are refusals, records live 24 hours, leases last 30 seconds.
+// are refusals, records live 24 hours, leases last 30 seconds, and a
+// job's id is the member "id" of the answer.
 func DefaultPolicy() Policy {
 	return Policy{
 		StoreStatus:   []StatusRange{{200, 299}},
 		RefusedStatus: []StatusRange{{400, 499}, {503, 503}},
 		Retention:     24 * time.Hour,
 		Lease:         30 * time.Second,
+		JobID:         Pointer{[]string{"id"}},
 	}
 }
 

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -98,8 +99,11 @@ func (r Record) ExpiresAt() time.Time {
 //	    82         payload
 const (
 	recordVersion    = 1
-	recordHeaderSize = 82
 	resubmittedState = 'r'
+
+	// RecordHeaderSize is how many bytes of the binary form come before the
+	// payload. They read as a record without one.
+	RecordHeaderSize = 82
 )
 
 // AppendBinary appends the binary form of r to b.
@@ -122,7 +126,7 @@ func (r Record) AppendBinary(b []byte) ([]byte, error) {
 // UnmarshalBinary reads the binary form. Anything that it does not understand
 // is ErrUnreadable. The record keeps no reference to data.
 func (r *Record) UnmarshalBinary(data []byte) error {
-	if len(data) < recordHeaderSize {
+	if len(data) < RecordHeaderSize {
 		return fmt.Errorf("%w: it has %d bytes, fewer than its header", ErrUnreadable, len(data))
 	}
 	if data[0] != recordVersion {
@@ -151,7 +155,7 @@ func (r *Record) UnmarshalBinary(data []byte) error {
 		ChangedAt:   time.UnixMilli(milliseconds(58)),
 		LeaseUntil:  time.UnixMilli(milliseconds(66)),
 		Retention:   time.Duration(milliseconds(74)) * time.Millisecond,
-		Payload:     append([]byte(nil), data[recordHeaderSize:]...),
+		Payload:     append([]byte(nil), data[RecordHeaderSize:]...),
 	}
 	return nil
 }
@@ -167,6 +171,38 @@ type Details struct {
 	Error string `cbor:"5,keyasint,omitempty"`
 	// Answer is the provider's acceptance; nil until there is one.
 	Answer *Answer `cbor:"6,keyasint,omitempty"`
+	// JobID names the job at the provider; empty if it is not known.
+	JobID string `cbor:"7,keyasint,omitempty"`
+	// JobPointer is where an answer to this submit has the job's id.
+	JobPointer string `cbor:"8,keyasint,omitempty"`
+}
+
+// maxJobID is the longest text that is taken for a job's id, in bytes.
+const maxJobID = 255
+
+// complete returns the details with an answer, and with the id of the job that
+// the answer's body has.
+func (d Details) complete(answer Answer) Details {
+	d.Answer, d.JobID = &answer, ""
+	pointer, err := ParsePointer(d.JobPointer)
+	if err != nil || d.JobPointer == "" {
+		return d
+	}
+	value, found := pointer.Find(answer.Body)
+	if !found {
+		return d
+	}
+	var text string
+	var number json.Number
+	switch {
+	case value[0] == '"' && json.Unmarshal(value, &text) == nil:
+	case json.Unmarshal(value, &number) == nil:
+		text = number.String()
+	}
+	if len(text) <= maxJobID {
+		d.JobID = text
+	}
+	return d
 }
 
 // Answer is a provider's acceptance as it is stored and replayed.

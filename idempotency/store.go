@@ -88,9 +88,35 @@ type Store interface {
 	// it was, and nothing that this attempt has found out says otherwise.
 	Release(ctx context.Context, id RecordID, token Token) (Reply, error)
 
+	// DecideComplete stores an answer by an operator's word, if the record has
+	// that token and is uncertain, or in progress and its lease over. The
+	// record is nobody's from then on: what the attempt itself finds out later
+	// is not stored any more.
+	DecideComplete(ctx context.Context, e Ending) (Reply, error)
+
+	// DecideRelease removes a record by an operator's word, if it has that
+	// token and is uncertain, or in progress and its lease over. Unlike Release
+	// it also removes what was taken over: the word is on all attempts.
+	//
+	// The token is that of the record that the operator has judged, zero if it
+	// is nobody's. So of two decisions, and of a decision and a new attempt,
+	// one wins.
+	DecideRelease(ctx context.Context, id RecordID, token Token) (Reply, error)
+
 	// Get returns a record as it is. The second result is false if there is
 	// none.
 	Get(ctx context.Context, id RecordID) (Record, bool, error)
+
+	// Scan returns a part of the records, in no order, without their payloads.
+	// The cursor is empty at first and then ScanPage.Next. It is the store's own
+	// and says nothing to anybody else; one that the store cannot read is an
+	// error.
+	//
+	// A record that lives from the first call to the last is in one page at
+	// least; one that comes, goes or changes meanwhile may be in any number of
+	// them. A part is so small that others do not wait longer than a few
+	// milliseconds for it, however many records there are.
+	Scan(ctx context.Context, cursor string) (ScanPage, error)
 
 	// Close frees what the store holds. It does not change records.
 	Close() error
@@ -153,6 +179,22 @@ type Ending struct {
 	ID      RecordID
 	Token   Token
 	Payload []byte
+}
+
+// ScanPage is a part of what a store holds.
+type ScanPage struct {
+	Headers []Header
+	// Unreadable are the records of this part that cannot be read. They are
+	// no reason not to show the others.
+	Unreadable []RecordID
+	// Next is the cursor of the next part; empty if there is none.
+	Next string
+}
+
+// Header is a record without its payload.
+type Header struct {
+	ID     RecordID
+	Record Record
 }
 
 // Reply is a store's answer to a transition.

@@ -103,6 +103,16 @@ var mistakes = []mistake{
 		"./store/redis", "TestStore",
 	},
 	{
+		"an operator releases what is alive", "store/redis/lua/decide_release.lua",
+		"record.token ~= ARGV[1] or not undecided(record)", "record.token ~= ARGV[1]",
+		"./store/redis", "TestStore",
+	},
+	{
+		"an attempt keeps what an operator has completed", "store/redis/lua/decide_complete.lua",
+		"write('c', string.rep('\\0', 16), record.fingerprint", "write('c', record.token, record.fingerprint",
+		"./store/redis", "TestStore",
+	},
+	{
 		"errors go to handle_errors", "caddymodule/exchange.go",
 		"	e.w.Header().Set(\"Cache-Control\", \"no-store\")\n	e.w.WriteHeader(status)\n	return nil", "	return err",
 		black, "TestHandleErrors",

@@ -107,15 +107,18 @@ func (s *Store) commit(db *bolt.DB, batch []*write) {
 	}
 }
 
-// update is db.Update for a file that may be damaged: bbolt panics then, and
-// keyless traffic must not end with it.
-func update(db *bolt.DB, f func(*bolt.Tx) error) (err error) {
+// update is db.Update for a file that may be damaged.
+func update(db *bolt.DB, f func(*bolt.Tx) error) error { return guarded(db.Update, f) }
+
+// guarded runs a transaction on a file that may be damaged: bbolt panics then,
+// and keyless traffic must not end with it.
+func guarded(transaction func(func(*bolt.Tx) error) error, f func(*bolt.Tx) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("embedded store is damaged: %v", p)
 		}
 	}()
-	return db.Update(f)
+	return transaction(f)
 }
 
 // sweepLoop deletes expired records until Close.

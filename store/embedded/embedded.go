@@ -49,6 +49,10 @@ const (
 	// sweepSize bounds how many records one commit of the sweeper deletes, so
 	// that it holds the file for a few milliseconds at most.
 	sweepSize = 256
+	// scanSize bounds how many records one Scan reads: a transaction that
+	// reads for long keeps pages from being used again, and makes a write that
+	// has to grow the file wait.
+	scanSize = 1000
 )
 
 var (
@@ -262,6 +266,28 @@ func (s *Store) Release(ctx context.Context, id idempotency.RecordID, token idem
 	})
 }
 
+// DecideComplete implements idempotency.Store.
+func (s *Store) DecideComplete(ctx context.Context, e idempotency.Ending) (idempotency.Reply, error) {
+	return s.end(ctx, e.ID, e.Token, func(r *records, record idempotency.Record) (bool, error) {
+		if record.StateAt(r.now) != idempotency.Uncertain {
+			return false, nil
+		}
+		record.State, record.Resubmitted, record.Token = idempotency.Completed, false, idempotency.Token{}
+		record.ChangedAt, record.Payload = r.now, e.Payload
+		return true, r.put(e.ID, record)
+	})
+}
+
+// DecideRelease implements idempotency.Store.
+func (s *Store) DecideRelease(ctx context.Context, id idempotency.RecordID, token idempotency.Token) (idempotency.Reply, error) {
+	return s.end(ctx, id, token, func(r *records, record idempotency.Record) (bool, error) {
+		if record.StateAt(r.now) != idempotency.Uncertain {
+			return false, nil
+		}
+		return true, r.delete(id, record)
+	})
+}
+
 // end carries out a transition on a record that has the token.
 func (s *Store) end(
 	ctx context.Context, id idempotency.RecordID, token idempotency.Token,
@@ -286,12 +312,57 @@ func (s *Store) Get(_ context.Context, id idempotency.RecordID) (idempotency.Rec
 	}
 	var record idempotency.Record
 	var found bool
-	err = db.View(func(tx *bolt.Tx) error {
+	err = guarded(db.View, func(tx *bolt.Tx) error {
 		var err error
 		record, found, err = s.view(tx).get(id)
 		return err
 	})
 	return record, found, err
+}
+
+// Scan implements idempotency.Store. A page is one transaction; the cursor is
+// the last record id that it has read.
+func (s *Store) Scan(_ context.Context, cursor string) (idempotency.ScanPage, error) {
+	if cursor != "" && !idempotency.RecordID(cursor).Valid() {
+		return idempotency.ScanPage{}, fmt.Errorf("%w: the cursor is not one of this store's", idempotency.ErrNotApplied)
+	}
+	db, err := s.open()
+	if err != nil {
+		return idempotency.ScanPage{}, err
+	}
+	var page idempotency.ScanPage
+	err = guarded(db.View, func(tx *bolt.Tx) error {
+		page = s.view(tx).scan(cursor)
+		return nil
+	})
+	return page, err
+}
+
+// scan reads the records that come after an id.
+func (r *records) scan(after string) (page idempotency.ScanPage) {
+	c := r.byID.Cursor()
+	key, value := c.Seek([]byte(after))
+	if key != nil && string(key) == after {
+		key, value = c.Next()
+	}
+	for range scanSize {
+		if key == nil {
+			return page
+		}
+		id := idempotency.RecordID(key)
+		var record idempotency.Record
+		if err := record.UnmarshalBinary(value[:min(len(value), idempotency.RecordHeaderSize)]); err != nil {
+			page.Unreadable = append(page.Unreadable, id)
+		} else if r.now.Before(record.ExpiresAt()) {
+			page.Headers = append(page.Headers, idempotency.Header{ID: id, Record: record})
+		}
+		page.Next = string(id)
+		key, value = c.Next()
+	}
+	if key == nil {
+		page.Next = ""
+	}
+	return page
 }
 
 // Close waits for running work and closes the file.

@@ -257,6 +257,16 @@ func (s *Store) Release(ctx context.Context, id idempotency.RecordID, token idem
 	return s.transition(ctx, releaseScript, id, token)
 }
 
+// DecideComplete implements idempotency.Store.
+func (s *Store) DecideComplete(ctx context.Context, e idempotency.Ending) (idempotency.Reply, error) {
+	return s.transition(ctx, decideCompleteScript, e.ID, e.Token, e.Payload)
+}
+
+// DecideRelease implements idempotency.Store.
+func (s *Store) DecideRelease(ctx context.Context, id idempotency.RecordID, token idempotency.Token) (idempotency.Reply, error) {
+	return s.transition(ctx, decideReleaseScript, id, token)
+}
+
 func (s *Store) transition(ctx context.Context, sc script, id idempotency.RecordID, token idempotency.Token, args ...any) (idempotency.Reply, error) {
 	a, err := s.call(ctx, sc, id, token, args...)
 	if err != nil {

@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"context"
+	cryptorand "crypto/rand"
 	"errors"
 	"math/rand/v2"
 	"strings"
@@ -246,6 +247,71 @@ func TestParseAddress(t *testing.T) {
 		got.TLS = nil
 		if err != nil || got != test.want {
 			t.Errorf("ParseAddress(%q) = %+v, %v; want %+v", test.address, got, err, test.want)
+		}
+	}
+}
+
+// A scan has the records of its own prefix and nothing else, whatever
+// characters the prefix has.
+func TestScanPrefix(t *testing.T) {
+	server := redistest.Start(t)
+	const prefix = `a*[b-d]?\^{x}`
+	store := newStore(t, redis.Config{Address: server.Address, Prefix: prefix})
+	c, err := claim(store, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []string{"a", "axb?", prefix + "x", prefix + ":x", "*"} {
+		if _, err := claim(newStore(t, redis.Config{Address: server.Address, Prefix: other}), "other"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx := context.Background()
+	list := idempotency.NewRecordID("", nil, "list")
+	if err := errors.Join(
+		server.Client.Set(ctx, prefix+":somebody else's", "x", 0).Err(),
+		server.Client.LPush(ctx, prefix+":"+string(list), "x").Err(),
+	); err != nil {
+		t.Fatal(err)
+	}
+	page, err := store.Scan(ctx, "")
+	if err != nil || page.Next != "" {
+		t.Fatalf("Scan: %q, %v", page.Next, err)
+	}
+	if len(page.Headers) != 1 || page.Headers[0].ID != c.ID {
+		t.Errorf("the scan has %d records, want the prefix's own", len(page.Headers))
+	}
+	if len(page.Unreadable) != 1 || page.Unreadable[0] != list {
+		t.Errorf("the scan has %v as unreadable, want the list %s", page.Unreadable, list)
+	}
+}
+
+// A server over its memory still lets operators decide.
+func TestDecideOverMaxmemory(t *testing.T) {
+	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
+	store := newStore(t, redis.Config{Address: server.Address})
+	ctx := context.Background()
+	for _, decide := range []func(c idempotency.Claim) (idempotency.Reply, error){
+		func(c idempotency.Claim) (idempotency.Reply, error) {
+			return store.DecideComplete(ctx, idempotency.Ending{ID: c.ID, Token: c.Token, Payload: []byte("done")})
+		},
+		func(c idempotency.Claim) (idempotency.Reply, error) { return store.DecideRelease(ctx, c.ID, c.Token) },
+	} {
+		if err := server.Client.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
+			t.Fatal(err)
+		}
+		c, err := claim(store, cryptorand.Text())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.MarkUncertain(ctx, idempotency.Ending{ID: c.ID, Token: c.Token, Payload: []byte("lost")}); err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if reply, err := decide(c); err != nil || !reply.Applied {
+			t.Errorf("the decision gave %+v, %v", reply, err)
 		}
 	}
 }

@@ -29,6 +29,10 @@ var (
 	uncertainLua string
 	//go:embed lua/release.lua
 	releaseLua string
+	//go:embed lua/decide_complete.lua
+	decideCompleteLua string
+	//go:embed lua/decide_release.lua
+	decideReleaseLua string
 )
 
 // allowOOM lets a script write on a server that is over maxmemory: a full
@@ -41,6 +45,9 @@ var (
 	completeScript  = newScript("complete", allowOOM+recordLua+completeLua)
 	uncertainScript = newScript("uncertain", allowOOM+recordLua+uncertainLua)
 	releaseScript   = newScript("release", allowOOM+recordLua+releaseLua)
+
+	decideCompleteScript = newScript("decide_complete", allowOOM+recordLua+decideCompleteLua)
+	decideReleaseScript  = newScript("decide_release", allowOOM+recordLua+decideReleaseLua)
 )
 
 // script is a Lua script and its name on the server. go-redis's own Script is

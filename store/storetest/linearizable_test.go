@@ -124,6 +124,27 @@ func (m *memory) Release(_ context.Context, id idempotency.RecordID, token idemp
 	return reply, nil
 }
 
+func (m *memory) DecideComplete(_ context.Context, e idempotency.Ending) (reply idempotency.Reply, _ error) {
+	reply.Now = m.change(e.ID, func(r model, now int64) (after model) {
+		after, reply.Applied = r.decideComplete(e, now)
+		return after
+	})
+	return reply, nil
+}
+
+func (m *memory) DecideRelease(_ context.Context, id idempotency.RecordID, token idempotency.Token) (reply idempotency.Reply, _ error) {
+	reply.Now = m.change(id, func(r model, now int64) (after model) {
+		after, reply.Applied = r.decideRelease(token, now)
+		return after
+	})
+	return reply, nil
+}
+
+// Scan is not part of the histories.
+func (m *memory) Scan(context.Context, string) (idempotency.ScanPage, error) {
+	return idempotency.ScanPage{}, errors.ErrUnsupported
+}
+
 func (m *memory) Get(_ context.Context, id idempotency.RecordID) (idempotency.Record, bool, error) {
 	r := m.look(id)
 	return record(r), r.state != 0, nil

@@ -107,6 +107,28 @@ func (m model) String() string {
 	return text
 }
 
+// undecided tells whether an operator may decide about a record.
+func (m model) undecided(token idempotency.Token, now int64) bool {
+	return m.token == token &&
+		(m.state == idempotency.Uncertain || m.state == idempotency.InProgress && m.leaseOver(now))
+}
+
+func (m model) decideComplete(e idempotency.Ending, now int64) (model, bool) {
+	if !m.undecided(e.Token, now) {
+		return m, false
+	}
+	m.state, m.token, m.payload = idempotency.Completed, idempotency.Token{}, string(e.Payload)
+	m.resubmitted, m.leaseUntil = false, 0
+	return m, true
+}
+
+func (m model) decideRelease(token idempotency.Token, now int64) (model, bool) {
+	if !m.undecided(token, now) {
+		return m, false
+	}
+	return model{}, true
+}
+
 // testModel does random operations on the store and on the reference, which
 // must agree on every answer and on what is stored.
 func testModel(t *testing.T, f Fixture) {
@@ -129,6 +151,8 @@ func testModel(t *testing.T, f Fixture) {
 		}
 		id := rapid.SampledFrom(ids)
 		token := rapid.SampledFrom(tokens)
+		// An operator may also judge a record that is nobody's.
+		judged := rapid.SampledFrom(append(tokens, idempotency.Token{}))
 		// A lease of no length is over at once, and one of an hour runs: what
 		// happens does not depend on how fast the test is.
 		lease := rapid.SampledFrom([]time.Duration{0, time.Hour})
@@ -197,6 +221,26 @@ func testModel(t *testing.T, f Fixture) {
 				}
 				after, applied := reference[id].release(token)
 				agree("Release", reply.Applied, applied)
+				reference[id] = after
+			},
+			"decide complete": func(t *rapid.T) {
+				e := idempotency.Ending{ID: id.Draw(t, "id"), Token: judged.Draw(t, "token"), Payload: payload()}
+				reply, err := f.Store.DecideComplete(ctx, e)
+				if err != nil {
+					t.Fatalf("DecideComplete: %v", err)
+				}
+				after, applied := reference[e.ID].decideComplete(e, reply.Now.UnixMilli())
+				agree("DecideComplete", reply.Applied, applied)
+				reference[e.ID] = after
+			},
+			"decide release": func(t *rapid.T) {
+				id, token := id.Draw(t, "id"), judged.Draw(t, "token")
+				reply, err := f.Store.DecideRelease(ctx, id, token)
+				if err != nil {
+					t.Fatalf("DecideRelease: %v", err)
+				}
+				after, applied := reference[id].decideRelease(token, reply.Now.UnixMilli())
+				agree("DecideRelease", reply.Applied, applied)
 				reference[id] = after
 			},
 			"": func(t *rapid.T) {

@@ -52,6 +52,11 @@ func Run(t *testing.T, open func(t *testing.T) Fixture) {
 		{"MarkUncertain", testMarkUncertain},
 		{"Release", testRelease},
 		{"TakeOver", testTakeOver},
+		{"DecideComplete", testDecideComplete},
+		{"DecideRelease", testDecideRelease},
+		{"OneDecisionOfMany", testOneDecisionOfMany},
+		{"Scan", testScan},
+		{"ScanWhileRecordsChange", testScanWhileRecordsChange},
 		{"OtherRequest", testOtherRequest},
 		{"Retention", testRetention},
 		{"Unreadable", testUnreadable},
@@ -154,6 +159,18 @@ func (s session) release(c idempotency.Claim, want bool) {
 	s.t.Helper()
 	reply, err := s.store.Release(testContext(s.t), s.id, c.Token)
 	s.applied("Release", want, reply, err)
+}
+
+func (s session) decideComplete(token idempotency.Token, payload string, want bool) {
+	s.t.Helper()
+	reply, err := s.store.DecideComplete(testContext(s.t), idempotency.Ending{ID: s.id, Token: token, Payload: []byte(payload)})
+	s.applied("DecideComplete", want, reply, err)
+}
+
+func (s session) decideRelease(token idempotency.Token, want bool) {
+	s.t.Helper()
+	reply, err := s.store.DecideRelease(testContext(s.t), s.id, token)
+	s.applied("DecideRelease", want, reply, err)
 }
 
 func (s session) renew(c idempotency.Claim, lease time.Duration, want bool) {
@@ -539,11 +556,13 @@ func testUnreadable(t *testing.T, f Fixture) {
 			f.Corrupt(t, s.id, value)
 			ctx := testContext(t)
 			calls := map[string]func() error{
-				"Claim":         func() error { _, err := f.Store.Claim(ctx, c); return err },
-				"Complete":      func() error { _, err := f.Store.Complete(ctx, s.ending(c, "x")); return err },
-				"MarkUncertain": func() error { _, err := f.Store.MarkUncertain(ctx, s.ending(c, "x")); return err },
-				"Release":       func() error { _, err := f.Store.Release(ctx, s.id, c.Token); return err },
-				"Get":           func() error { _, _, err := f.Store.Get(ctx, s.id); return err },
+				"Claim":          func() error { _, err := f.Store.Claim(ctx, c); return err },
+				"Complete":       func() error { _, err := f.Store.Complete(ctx, s.ending(c, "x")); return err },
+				"MarkUncertain":  func() error { _, err := f.Store.MarkUncertain(ctx, s.ending(c, "x")); return err },
+				"Release":        func() error { _, err := f.Store.Release(ctx, s.id, c.Token); return err },
+				"Get":            func() error { _, _, err := f.Store.Get(ctx, s.id); return err },
+				"DecideComplete": func() error { _, err := f.Store.DecideComplete(ctx, s.ending(c, "x")); return err },
+				"DecideRelease":  func() error { _, err := f.Store.DecideRelease(ctx, s.id, c.Token); return err },
 			}
 			for call, do := range calls {
 				if err := do(); !errors.Is(err, idempotency.ErrUnreadable) {

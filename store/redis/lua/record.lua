@@ -56,6 +56,12 @@ local function read()
   }
 end
 
+-- Whether an operator may decide about the record: an attempt whose lease is
+-- over is uncertain, too.
+local function undecided(record)
+  return record.state == 'u' or (record.state == 'p' and now >= record.lease_until)
+end
+
 -- Writes a record; the time to live is counted as Record.ExpiresAt does. The
 -- state is a letter as it is stored: 'r' is in progress after a take-over.
 local function write(state, token, fingerprint, created, changed, lease_until, retention, payload)

@@ -1,0 +1,145 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+// View is a record as an operator sees it at one moment.
+type View struct {
+	ID RecordID
+	// State is the record's state at that moment: an attempt whose lease is
+	// over is uncertain.
+	State  State
+	Record Record
+	// Details of the record's payload.
+	Details Details
+}
+
+// Decision is an operator's word on an uncertain record.
+type Decision struct {
+	ID RecordID
+	// Attempt, if set, is the token of the record that the operator has seen.
+	// A record that has another one meanwhile is ErrAnotherAttempt.
+	Attempt *Token
+	// Answer is the acceptance that the provider gave, to be replayed from now
+	// on; nil means that the record is to be removed, so that the next repeat
+	// submits.
+	Answer *Answer
+}
+
+// Lookup returns a record, and ErrNoRecord if there is none.
+func (e *Engine) Lookup(ctx context.Context, id RecordID) (View, error) {
+	now, err := e.askNow(ctx)
+	if err != nil {
+		return View{}, fmt.Errorf("%w: read its clock: %w", ErrStoreUnavailable, err)
+	}
+	record, err := e.get(ctx, id)
+	if err != nil {
+		return View{}, err
+	}
+	return newView(id, record, now)
+}
+
+func newView(id RecordID, record Record, now time.Time) (View, error) {
+	details, err := DecodeDetails(record.Payload)
+	if err != nil {
+		return View{}, err
+	}
+	v := View{ID: id, State: record.StateAt(now), Record: record, Details: details}
+	switch {
+	case v.State != Uncertain || details.Error != "":
+	case record.State == InProgress:
+		v.Details.Error = "the gateway was not heard of before the lease was over"
+	default:
+		v.Details.Error = "the submit was taken over by one that was refused or never sent; what came of the first is not known"
+	}
+	return v, nil
+}
+
+func (e *Engine) get(ctx context.Context, id RecordID) (Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	record, found, err := e.store.Get(ctx, id)
+	switch {
+	case errors.Is(err, ErrUnreadable):
+		return Record{}, err
+	case err != nil:
+		return Record{}, fmt.Errorf("%w: get record: %w", ErrStoreUnavailable, err)
+	case !found:
+		return Record{}, ErrNoRecord
+	}
+	return record, nil
+}
+
+// Decide carries out an operator's decision and returns the record as it was
+// decided on.
+//
+// Nothing is changed if the error is ErrNoRecord, a *StateError, because the
+// record is not uncertain, or ErrAnotherAttempt. So of two operators who decide
+// at once one gets an error. After an error that wraps ErrStoreUnavailable but
+// not ErrNotApplied nobody knows whether the decision was carried out; it can be
+// looked up.
+//
+// What the attempt itself finds out later changes nothing any more. An
+// acceptance that comes late is reported to Observer.LateAcceptance.
+func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
+	view, err := e.Lookup(ctx, d.ID)
+	if err != nil {
+		return View{}, err
+	}
+	if d.Attempt != nil && view.Record.Token != *d.Attempt {
+		return View{}, ErrAnotherAttempt
+	}
+	if view.State != Uncertain {
+		return View{}, &StateError{State: view.State}
+	}
+	reply, err := e.decide(ctx, view, d.Answer)
+	switch {
+	case errors.Is(err, ErrUnreadable):
+		return View{}, err
+	case err != nil:
+		return View{}, fmt.Errorf("%w: decide about record: %w", ErrStoreUnavailable, err)
+	case reply.Applied:
+		return view, nil
+	}
+	// Somebody was faster.
+	after, err := e.Lookup(ctx, d.ID)
+	switch {
+	case err != nil:
+		return View{}, err
+	case after.State != Uncertain:
+		return View{}, &StateError{State: after.State}
+	default:
+		return View{}, ErrAnotherAttempt
+	}
+}
+
+func (e *Engine) decide(ctx context.Context, v View, answer *Answer) (Reply, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.timeout)
+	defer cancel()
+	if answer == nil {
+		return e.store.DecideRelease(ctx, v.ID, v.Record.Token)
+	}
+	replayed := *answer
+	replayed.Header = replayHeader(answer.Header)
+	payload, err := v.Details.complete(replayed).encode()
+	if err != nil {
+		return Reply{}, err
+	}
+	return e.store.DecideComplete(ctx, Ending{ID: v.ID, Token: v.Record.Token, Payload: payload})
+}
+
+// Validate reports what keeps an answer from being replayed.
+func (a Answer) Validate() error {
+	if a.Status < 200 || a.Status > 599 {
+		return fmt.Errorf("status %d is not a final HTTP status", a.Status)
+	}
+	if (a.Status == http.StatusNoContent || a.Status == http.StatusNotModified) && len(a.Body) > 0 {
+		return fmt.Errorf("an answer with status %d has no body", a.Status)
+	}
+	return nil
+}
