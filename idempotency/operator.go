@@ -87,7 +87,7 @@ func (e *Engine) get(ctx context.Context, id RecordID) (Record, error) {
 // What the attempt itself finds out later changes nothing any more. An
 // acceptance that comes late is reported to Observer.LateAcceptance.
 func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
-	view, err := e.Lookup(ctx, d.ID)
+	view, err := e.lookupFor(ctx, d)
 	if err != nil {
 		return View{}, err
 	}
@@ -107,7 +107,7 @@ func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
 		return view, nil
 	}
 	// Somebody was faster.
-	after, err := e.Lookup(ctx, d.ID)
+	after, err := e.lookupFor(ctx, d)
 	switch {
 	case err != nil:
 		return View{}, err
@@ -116,6 +116,15 @@ func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
 	default:
 		return View{}, ErrAnotherAttempt
 	}
+}
+
+// lookupFor looks at a record while a decision about it is not carried out.
+func (e *Engine) lookupFor(ctx context.Context, d Decision) (View, error) {
+	view, err := e.Lookup(ctx, d.ID)
+	if errors.Is(err, ErrStoreUnavailable) {
+		err = fmt.Errorf("%w: %w", ErrNotApplied, err)
+	}
+	return view, err
 }
 
 func (e *Engine) decide(ctx context.Context, v View, answer *Answer) (Reply, error) {

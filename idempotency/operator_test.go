@@ -247,6 +247,10 @@ func TestOperatorStoreErrors(t *testing.T) {
 				want = idempotency.Completed
 			}
 			h.wantState(s, want)
+			h.store.spoil("get", first(1, test.fault))
+			if err := h.decide(s, nil); !errors.Is(err, idempotency.ErrStoreUnavailable) || !errors.Is(err, idempotency.ErrNotApplied) {
+				t.Errorf("a decision about a record that could not be looked up gave %v", err)
+			}
 			h.store.spoil("scan", first(1, test.fault))
 			if _, err := h.engine.List(context.Background(), idempotency.Query{Limit: 1}); !errors.Is(err, idempotency.ErrStoreUnavailable) {
 				t.Errorf("List gave %v", err)
