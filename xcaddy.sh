@@ -41,7 +41,7 @@ build() {
 }
 
 is_current() {
-	[ -x ./caddy ] && [ -z "$(find . -newer ./caddy \( -name '*.go' -o -name '*.lua' -o -name go.mod \) -not -path '*/node_modules/*' -print -quit)" ]
+	[ -x ./caddy ] && [ -z "$(find . -newer ./caddy \( -name '*.go' -o -name '*.lua' -o -name go.mod -o -path './caddymodule/page/*' \) -not -path '*/node_modules/*' -print -quit)" ]
 }
 
 # install COMMAND PACKAGE...: with the platform's package manager.
@@ -80,6 +80,9 @@ run_tests() {
 		fail "Node.js $(node --version) is too old for the SDKs that the tests use: install Node.js 18 or later"
 	say "installing the SDKs that the tests use"
 	(cd integration/sdk && npm ci --no-audit --no-fund --loglevel=error) >&2
+	install chromium chromium
+	say "installing the browser driver that the tests use"
+	(cd integration/page && npm ci --no-audit --no-fund --loglevel=error) >&2
 
 	local unformatted
 	unformatted=$(git ls-files '*.go' | xargs gofmt -l)

@@ -55,6 +55,7 @@ type options struct {
 	store       string // what follows "store"; default: embedded in the test's own directory
 	idempotency string // lines of the handler's block
 	global      string // lines of the global block
+	admin       string // lines of the admin option's block
 	proxy       string // lines of reverse_proxy's block
 	log         string // the site's log directive; default: log
 	before      string // lines of the site before the handler
@@ -109,7 +110,9 @@ func (g *gateway) write(t testing.TB, upstream string, o options) {
 	}
 	g.caddyfile = filepath.Join(g.dir, "Caddyfile")
 	text := fmt.Sprintf(`{
-	admin %s
+	admin %s {
+		%s
+	}
 	persist_config off
 	storage file_system %s
 	idempotency {
@@ -125,7 +128,7 @@ func (g *gateway) write(t testing.TB, upstream string, o options) {
 	}
 	%s
 }
-`, g.admin, g.dir, o.store, o.global, g.url, o.log, o.before, o.idempotency, answerer)
+`, g.admin, o.admin, g.dir, o.store, o.global, g.url, o.log, o.before, o.idempotency, answerer)
 	if err := os.WriteFile(g.caddyfile, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
