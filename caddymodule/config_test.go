@@ -73,7 +73,7 @@ func TestRefusedConfigurations(t *testing.T) {
 		"max_request_body zero":      {site("max_request_body 0"), `max_request_body: "0"`},
 		"max_response_body":          {site("max_response_body -1"), `max_response_body: "-1"`},
 		"on_uncertain":               {site("on_uncertain maybe"), `on_uncertain: "maybe"`},
-		"job_id":                     {site("job_id id"), `job_id: "id" is not a JSON pointer`},
+		"job_id":                     {site("job_id id"), `job_id: JSON pointer "id" does not start with a slash`},
 		"on_store_error":             {site("on_store_error ignore"), `on_store_error: "ignore"`},
 		"key_from namespace":         {site("key_from videos {http.request.uuid}"), `key_from: the namespace "videos" is not a UUID`},
 		"key_from UUID as a URN":     {site("key_from urn:uuid:6ba7b811-9dad-11d1-80b4-00c04fd430c8 {http.request.uuid}"), "key_from: the namespace"},

@@ -52,7 +52,7 @@ type Observer interface {
 // Operations are the names by which an Observer hears of store operations.
 func Operations() []string {
 	return []string{
-		nameNow, nameClaim, nameRenew, nameGet,
+		nameNow, nameClaim, nameRenew, nameGet, nameScan, nameDecideComplete, nameDecideRelease,
 		opComplete.String(), opUncertain.String(), opRelease.String(), opWithdraw.String(),
 	}
 }
@@ -63,6 +63,10 @@ const (
 	nameClaim = "claim"
 	nameRenew = "renew"
 	nameGet   = "get"
+	nameScan  = "scan"
+
+	nameDecideComplete = "decide_complete"
+	nameDecideRelease  = "decide_release"
 )
 
 // Engine owns every transition of the records in one store: it claims,
@@ -260,15 +264,31 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 }
 
 func (e *Engine) claimOnce(ctx context.Context, c Claim) (ClaimReply, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.timeout)
-	defer cancel()
-	began := time.Now()
-	reply, err := e.store.Claim(ctx, c)
-	e.observer.StoreCall(nameClaim, time.Since(began), err)
+	reply, err := call(ctx, e, nameClaim, func(ctx context.Context) (ClaimReply, error) { return e.store.Claim(ctx, c) })
 	if err == nil {
 		e.clock.learn(reply.Now)
 	}
 	return reply, err
+}
+
+// call does one call of the store, within the engine's timeout and seen by the
+// observer.
+func call[T any](ctx context.Context, e *Engine, op string, do func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	began := time.Now()
+	reply, err := do(ctx)
+	e.observer.StoreCall(op, time.Since(began), err)
+	return reply, err
+}
+
+// read gets a record as it is stored.
+func (e *Engine) read(ctx context.Context, id RecordID) (record Record, found bool, err error) {
+	record, err = call(ctx, e, nameGet, func(ctx context.Context) (record Record, err error) {
+		record, found, err = e.store.Get(ctx, id)
+		return record, err
+	})
+	return record, found, err
 }
 
 // storeNow returns the store's clock. It asks the store once and reckons from
@@ -282,11 +302,7 @@ func (e *Engine) storeNow(ctx context.Context) (time.Time, error) {
 
 // askNow asks the store for its clock.
 func (e *Engine) askNow(ctx context.Context) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.timeout)
-	defer cancel()
-	began := time.Now()
-	now, err := e.store.Now(ctx)
-	e.observer.StoreCall(nameNow, time.Since(began), err)
+	now, err := call(ctx, e, nameNow, e.store.Now)
 	if err != nil {
 		return time.Time{}, err
 	}

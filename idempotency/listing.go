@@ -86,9 +86,7 @@ func (e *Engine) List(ctx context.Context, q Query) (Listing, error) {
 }
 
 func (e *Engine) scan(ctx context.Context, cursor string) (ScanPage, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.timeout)
-	defer cancel()
-	return e.store.Scan(ctx, cursor)
+	return call(ctx, e, nameScan, func(ctx context.Context) (ScanPage, error) { return e.store.Scan(ctx, cursor) })
 }
 
 // lister keeps the oldest records that it has seen.

@@ -61,9 +61,7 @@ func newView(id RecordID, record Record, now time.Time) (View, error) {
 }
 
 func (e *Engine) get(ctx context.Context, id RecordID) (Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.timeout)
-	defer cancel()
-	record, found, err := e.store.Get(ctx, id)
+	record, found, err := e.read(ctx, id)
 	switch {
 	case errors.Is(err, ErrUnreadable):
 		return Record{}, err
@@ -128,10 +126,11 @@ func (e *Engine) lookupFor(ctx context.Context, d Decision) (View, error) {
 }
 
 func (e *Engine) decide(ctx context.Context, v View, answer *Answer) (Reply, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.timeout)
-	defer cancel()
+	ctx = context.WithoutCancel(ctx)
 	if answer == nil {
-		return e.store.DecideRelease(ctx, v.ID, v.Record.Token)
+		return call(ctx, e, nameDecideRelease, func(ctx context.Context) (Reply, error) {
+			return e.store.DecideRelease(ctx, v.ID, v.Record.Token)
+		})
 	}
 	replayed := *answer
 	replayed.Header = replayHeader(answer.Header)
@@ -139,7 +138,9 @@ func (e *Engine) decide(ctx context.Context, v View, answer *Answer) (Reply, err
 	if err != nil {
 		return Reply{}, err
 	}
-	return e.store.DecideComplete(ctx, Ending{ID: v.ID, Token: v.Record.Token, Payload: payload})
+	return call(ctx, e, nameDecideComplete, func(ctx context.Context) (Reply, error) {
+		return e.store.DecideComplete(ctx, Ending{ID: v.ID, Token: v.Record.Token, Payload: payload})
+	})
 }
 
 // Validate reports what keeps an answer from being replayed.

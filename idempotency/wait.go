@@ -116,11 +116,7 @@ func (e *Engine) needsLook(id RecordID, r *room) bool {
 
 // look wakes the waiters if the record is no longer in progress.
 func (e *Engine) look(ctx context.Context, id RecordID, r *room) {
-	ctx, cancel := context.WithTimeout(ctx, e.timeout)
-	defer cancel()
-	began := time.Now()
-	record, found, err := e.store.Get(ctx, id)
-	e.observer.StoreCall(nameGet, time.Since(began), err)
+	record, found, err := e.read(ctx, id)
 	if err != nil {
 		return // the store is away: the next look, or the deadline, decides
 	}

@@ -96,7 +96,7 @@ func TestMetricsAtStart(t *testing.T) {
 	for _, outcome := range allOutcomes {
 		want = append(want, requestsOf(outcome))
 	}
-	for _, op := range []string{"now", "claim", "renew", "get", "complete", "uncertain", "release", "withdraw"} {
+	for _, op := range []string{"now", "claim", "renew", "get", "scan", "decide_complete", "decide_release", "complete", "uncertain", "release", "withdraw"} {
 		want = append(want, storeCalls(op), storeErrors(op))
 		for _, bound := range []string{"0.00025", "0.001", "0.01", "0.1", "1", "+Inf"} {
 			want = append(want, fmt.Sprintf("caddy_idempotency_store_duration_seconds_bucket{op=%q,le=%q}", op, bound))
