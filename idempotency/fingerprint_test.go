@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"bytes"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -23,11 +24,36 @@ func (r request) fingerprint(t testing.TB) idempotency.Fingerprint {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := idempotency.NewFingerprinter(r.method, u, r.header)
-	if n, err := f.Write([]byte(r.body)); n != len(r.body) || err != nil {
-		t.Fatalf("Write of %d bytes gave %d, %v", len(r.body), n, err)
+	return sum(t, idempotency.FingerprintConfig{}, r.method, u, r.header, strings.NewReader(r.body))
+}
+
+// sum returns the fingerprint of a request.
+func sum(t testing.TB, config idempotency.FingerprintConfig, method string, u *url.URL, header http.Header, r io.Reader) idempotency.Fingerprint {
+	t.Helper()
+	f, err := idempotency.NewFingerprinter(config)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return f.Sum()
+	pending := f.Start(method, u, header)
+	body, err := idempotency.ReadBody(r, -1, 1<<30, plenty(), pending)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	fp, err := pending.SumBody(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fp
+}
+
+// pieces is a reader that gives one piece at a time.
+func pieces(p ...[]byte) io.Reader {
+	var readers []io.Reader
+	for _, piece := range p {
+		readers = append(readers, bytes.NewReader(piece))
+	}
+	return io.MultiReader(readers...)
 }
 
 func TestFingerprintsDiffer(t *testing.T) {
@@ -127,14 +153,12 @@ func TestFingerprintOfLargeBody(t *testing.T) {
 		t.Run(contentType, func(t *testing.T) {
 			header := http.Header{"Content-Type": {contentType}}
 			body := bytes.Repeat([]byte("0123456789abcdef"), 8<<20/16)
-			whole := func() idempotency.Fingerprint {
-				f := idempotency.NewFingerprinter("POST", &url.URL{Path: "/v1/jobs"}, header)
-				_, _ = f.Write(body)
-				return f.Sum()
+			of := func(r io.Reader) idempotency.Fingerprint {
+				return sum(t, idempotency.FingerprintConfig{}, "POST", &url.URL{Path: "/v1/jobs"}, header, r)
 			}
-			want := whole()
+			want := of(bytes.NewReader(body))
 			for _, size := range []int{1, 7, 4096, 1<<20 + 1} {
-				f := idempotency.NewFingerprinter("POST", &url.URL{Path: "/v1/jobs"}, header)
+				var split [][]byte
 				rest := body
 				for n := 0; len(rest) > 0; n++ {
 					// One by one for a start is enough to see a border that counts.
@@ -142,15 +166,15 @@ func TestFingerprintOfLargeBody(t *testing.T) {
 					if size == 1 && n > 1000 {
 						step = len(rest)
 					}
-					_, _ = f.Write(rest[:step])
+					split = append(split, rest[:step])
 					rest = rest[step:]
 				}
-				if f.Sum() != want {
+				if of(pieces(split...)) != want {
 					t.Errorf("written in pieces of %d bytes the body has another fingerprint", size)
 				}
 			}
 			body[len(body)-1] ^= 1
-			if whole() == want {
+			if of(bytes.NewReader(body)) == want {
 				t.Error("the last byte does not count")
 			}
 		})
@@ -165,13 +189,7 @@ func FuzzFingerprinter(f *testing.F) {
 	f.Add("text/plain, text/html", []byte("\xff"), uint(1))
 	f.Fuzz(func(t *testing.T, contentType string, body []byte, split uint) {
 		sum := func(contentType string, chunks ...[]byte) idempotency.Fingerprint {
-			f := idempotency.NewFingerprinter("POST", &url.URL{Path: "/"}, http.Header{"Content-Type": {contentType}})
-			for _, chunk := range chunks {
-				if n, err := f.Write(chunk); n != len(chunk) || err != nil {
-					t.Fatalf("Write of %d bytes gave %d, %v", len(chunk), n, err)
-				}
-			}
-			return f.Sum()
+			return sum(t, idempotency.FingerprintConfig{}, "POST", &url.URL{Path: "/"}, http.Header{"Content-Type": {contentType}}, pieces(chunks...))
 		}
 		whole := sum(contentType, body)
 		at := min(split, uint(len(body)))

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"encoding/binary"
-	"hash"
 	"strings"
 )
 
@@ -25,14 +24,15 @@ var recordIDEncoding = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").Wi
 // its length, so that no part can be moved across a border: scope "ab" with
 // key "c" is another record than scope "a" with key "bc".
 func NewRecordID(namespace string, scope []string, key Key) RecordID {
-	d := newDigest("record")
-	d.field(namespace)
-	d.count(len(scope))
+	f := newFields("record")
+	f.add(namespace)
+	f.count(len(scope))
 	for _, s := range scope {
-		d.field(s)
+		f.add(s)
 	}
-	d.field(string(key))
-	return RecordID(recordIDEncoding.EncodeToString(d.Sum(nil)[:recordIDBytes]))
+	f.add(string(key))
+	sum := sha256.Sum256(f)
+	return RecordID(recordIDEncoding.EncodeToString(sum[:recordIDBytes]))
 }
 
 // Valid reports whether id has the form that NewRecordID gives.
@@ -55,24 +55,21 @@ func NewToken() Token {
 	return t
 }
 
-// digest is SHA-256 over length-prefixed fields.
-type digest struct{ hash.Hash }
+// fields are texts that are digested together. Each is prefixed by its length,
+// so that none can be moved across a border.
+type fields []byte
 
-// newDigest starts a digest of its own kind, so that a record id and a
-// fingerprint over the same bytes differ.
-func newDigest(kind string) digest {
-	d := digest{sha256.New()}
-	d.field(kind)
-	return d
+// newFields starts fields of a kind, so that two kinds over the same texts
+// differ.
+func newFields(kind string) fields {
+	var f fields
+	f.add(kind)
+	return f
 }
 
-func (d digest) count(n int) {
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], uint64(n))
-	_, _ = d.Write(b[:]) // a hash.Hash never returns an error
-}
+func (f *fields) count(n int) { *f = binary.BigEndian.AppendUint64(*f, uint64(n)) }
 
-func (d digest) field(s string) {
-	d.count(len(s))
-	_, _ = d.Write([]byte(s))
+func (f *fields) add(s string) {
+	f.count(len(s))
+	*f = append(*f, s...)
 }

@@ -1,0 +1,46 @@
+package idempotency
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"hash"
+	"io"
+	"testing/iotest"
+)
+
+// The smallest windows that hold what has to be in view.
+const (
+	SmallestJSONWindow = jsonAhead
+	SmallestFormWindow = maxPartHeader + 4 + maxBoundary
+)
+
+// Bounds that tests go up to.
+const (
+	MaxJSONDepth  = maxJSONDepth
+	MaxJSONNumber = maxJSONNumber
+	MaxPartHeader = maxPartHeader
+)
+
+// DigestJSON digests a JSON text by its meaning, seen through a window of the
+// given size, or in memory if that is 0. ok is false if it has none.
+func DigestJSON(text []byte, size int) (digest [32]byte, ok bool) {
+	return digestThrough(text, size, func(h hash.Hash, w window) error { return writeJSON(h, w, nil) })
+}
+
+// DigestForm does the same for a form.
+func DigestForm(body []byte, boundary string, size int) (digest [32]byte, ok bool) {
+	return digestThrough(body, size, func(h hash.Hash, w window) error { return writeForm(h, w, boundary) })
+}
+
+func digestThrough(body []byte, size int, write func(hash.Hash, window) error) (digest [32]byte, ok bool) {
+	w := window{in: body, end: true}
+	if size > 0 {
+		w = window{in: make([]byte, 0, size), rest: iotest.HalfReader(io.Reader(bytes.NewReader(body)))}
+	}
+	h := sha256.New()
+	if err := write(h, w); err != nil {
+		return digest, false
+	}
+	h.Sum(digest[:0])
+	return digest, true
+}
