@@ -161,26 +161,29 @@ func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // UnmarshalCaddyfile sets up the handler. Syntax:
 //
 //	idempotency [<matcher>] {
-//		key_header        <field...>
-//		key_from          <namespace-uuid> <text>
+//		key_header         <field...>
+//		key_from           <namespace-uuid> <text>
 //		require_key
-//		methods           <method...>
-//		namespace         <name>
-//		scope             <text...>
-//		store_status      <code|class...>
-//		accept_if         <json-pointer> <value>
-//		refused_status    <code|class...>
-//		retention         <duration>
-//		lease             <duration>
-//		upstream_timeout  <duration>
-//		in_progress       reject | wait <duration>
-//		on_uncertain      reject|resubmit
-//		on_store_error    reject|forward
-//		errors            envelope|problem
-//		max_request_body  <size>
-//		max_response_body <size>
-//		upstream_key      auto|keep|remove
-//		job_id            <json-pointer>
+//		methods            <method...>
+//		namespace          <name>
+//		scope              <text...>
+//		fingerprint        auto|raw
+//		fingerprint_ignore <json-pointer...>
+//		fingerprint_header <field...>
+//		store_status       <code|class...>
+//		accept_if          <json-pointer> <value>
+//		refused_status     <code|class...>
+//		retention          <duration>
+//		lease              <duration>
+//		upstream_timeout   <duration>
+//		in_progress        reject | wait <duration>
+//		on_uncertain       reject|resubmit
+//		on_store_error     reject|forward
+//		errors             envelope|problem
+//		max_request_body   <size>
+//		max_response_body  <size>
+//		upstream_key       auto|keep|remove
+//		job_id             <json-pointer>
 //	}
 //
 // Each option may be given once. Values are checked when the configuration is
@@ -205,11 +208,13 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 	option := d.Val()
 	if list, ok := map[string]*[]string{
-		"key_header":     &h.KeyHeader,
-		"methods":        &h.Methods,
-		"scope":          &h.Scope,
-		"store_status":   &h.StoreStatus,
-		"refused_status": &h.RefusedStatus,
+		"key_header":         &h.KeyHeader,
+		"methods":            &h.Methods,
+		"scope":              &h.Scope,
+		"fingerprint_ignore": &h.FingerprintIgnore,
+		"fingerprint_header": &h.FingerprintHeader,
+		"store_status":       &h.StoreStatus,
+		"refused_status":     &h.RefusedStatus,
 	}[option]; ok {
 		*list = d.RemainingArgs()
 		if len(*list) == 0 {
@@ -247,6 +252,7 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 
 	target, ok := map[string]*string{
 		"namespace":         &h.Namespace,
+		"fingerprint":       &h.Fingerprint,
 		"retention":         (*string)(&h.Retention),
 		"lease":             (*string)(&h.Lease),
 		"upstream_timeout":  (*string)(&h.UpstreamTimeout),

@@ -42,7 +42,6 @@ func TestRefusedConfigurations(t *testing.T) {
 	t.Setenv("EMPTY", "")
 	for name, test := range map[string]struct{ caddyfile, want string }{
 		"unknown option":             {site("frobnicate yes"), `"frobnicate"`},
-		"option of a later version":  {site("fingerprint raw"), `"fingerprint"`},
 		"option twice":               {site("lease 1s\nlease 2s"), "lease is given twice"},
 		"argument on the directive":  {"http://localhost:1 {\n\tidempotency * more {\n}\n}", "wrong argument count"},
 		"no argument":                {site("lease"), "wrong argument count"},
@@ -53,6 +52,17 @@ func TestRefusedConfigurations(t *testing.T) {
 		"key_header":                 {site(`key_header "a b"`), `key_header: "a b"`},
 		"methods GET":                {site("methods POST GET"), "methods: GET"},
 		"methods unknown":            {site("methods post"), `methods: "post"`},
+		"fingerprint":                {site("fingerprint json"), `fingerprint: "json"`},
+		"fingerprint twice":          {site("fingerprint raw\nfingerprint auto"), "fingerprint is given twice"},
+		"fingerprint_ignore":         {site("fingerprint_ignore /a trace"), `fingerprint_ignore: JSON pointer "trace"`},
+		"fingerprint_ignore escape":  {site("fingerprint_ignore /a~2b"), `fingerprint_ignore: JSON pointer "/a~2b"`},
+		"fingerprint_ignore all":     {site(`fingerprint_ignore ""`), "fingerprint_ignore: the empty JSON pointer"},
+		"fingerprint_ignore none":    {site("fingerprint_ignore"), "wrong argument count"},
+		"fingerprint_ignore twice":   {site("fingerprint_ignore /a\nfingerprint_ignore /b"), "fingerprint_ignore is given twice"},
+		"fingerprint_ignore and raw": {site("fingerprint raw\nfingerprint_ignore /a"), "fingerprint_ignore: with fingerprint raw"},
+		"fingerprint_header":         {site(`fingerprint_header X-A "b c"`), `fingerprint_header: "b c"`},
+		"fingerprint_header Host":    {site("fingerprint_header host"), "fingerprint_header: host"},
+		"fingerprint_header twice":   {site("fingerprint_header A\nfingerprint_header B"), "fingerprint_header is given twice"},
 		"store_status":               {site("store_status 2xx abc"), `store_status: "abc"`},
 		"store_status interim":       {site("store_status 1xx"), `store_status: "1xx"`},
 		"store_status too large":     {site("store_status 600"), `store_status: "600"`},
@@ -182,6 +192,9 @@ http://localhost:1 {
 		methods POST PUT
 		namespace provider
 		scope {http.request.header.X-Tenant} fixed
+		fingerprint auto
+		fingerprint_ignore /metadata/trace /webhook_url
+		fingerprint_header X-Model-Version
 		store_status 200 202
 		accept_if /base_resp/status_code 0
 		refused_status 4xx 503
@@ -227,7 +240,8 @@ http://localhost:1 {
 	if got := string(config.Apps.Idempotency); got != wantApp {
 		t.Errorf("the app is\n%s\nwant\n%s", got, wantApp)
 	}
-	const wantHandler = `{"accept_if":{"pointer":"/base_resp/status_code","value":"0"},"errors":"problem","handler":"idempotency",` +
+	const wantHandler = `{"accept_if":{"pointer":"/base_resp/status_code","value":"0"},"errors":"problem","fingerprint":"auto","fingerprint_header":["X-Model-Version"],` +
+		`"fingerprint_ignore":["/metadata/trace","/webhook_url"],"handler":"idempotency",` +
 		`"in_progress":"wait","in_progress_wait":"{env.LEASE}","job_id":"/data/id",` +
 		`"key_from":{"namespace":"6ba7b811-9dad-11d1-80b4-00c04fd430c8","text":"job {http.request.header.X-Job-Id}"},"key_header":["X-Request-Key","Idempotency-Key"],"lease":"{env.LEASE}",` +
 		`"max_request_body":"10MiB","max_response_body":"64KiB","methods":["POST","PUT"],"namespace":"provider","on_store_error":"forward",` +

@@ -49,8 +49,8 @@ func (e *exchange) submit(key idempotency.Key) error {
 	e.id = idempotency.NewRecordID(e.Namespace, scope, key)
 	e.repl.Set(placeholderRecord, string(e.id))
 
-	fingerprint := idempotency.NewFingerprinter(e.r.Method, e.r.URL, e.r.Header)
-	body, err := idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, fingerprint)
+	pending := e.fingerprinter.Start(e.r.Method, e.r.URL, e.r.Header)
+	body, err := idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, pending)
 	if errors.Is(err, idempotency.ErrBodyTooLarge) {
 		if e.r.ProtoMajor == 1 {
 			// Otherwise net/http waits for the rest of the body before it answers.
@@ -69,6 +69,11 @@ func (e *exchange) submit(key idempotency.Key) error {
 		}
 	}()
 
+	fingerprint, err := pending.SumBody(body)
+	if err != nil {
+		return e.fail(bodyError(err))
+	}
+
 	engine, release, err := e.engine.use()
 	if err != nil {
 		return e.storeError(err, body)
@@ -77,7 +82,7 @@ func (e *exchange) submit(key idempotency.Key) error {
 	began := time.Now()
 	admission, err := engine.Begin(e.r.Context(), e.policy, idempotency.Submit{
 		ID:          e.id,
-		Fingerprint: fingerprint.SumBody(body),
+		Fingerprint: fingerprint,
 		Details: idempotency.Details{
 			Namespace: e.Namespace, Key: key, Method: e.r.Method, Path: e.r.URL.Path,
 		},

@@ -48,6 +48,18 @@ type Handler struct {
 	// X-Api-Key.
 	Scope []string `json:"scope,omitempty"`
 
+	// How bodies are compared: auto, JSON by its meaning and multipart/form-data
+	// by its parts, or raw, by their bytes. Default: auto.
+	Fingerprint string `json:"fingerprint,omitempty"`
+
+	// JSON pointers to what does not count in a JSON body, such as a trace id or
+	// a webhook's address. Default: none.
+	FingerprintIgnore []string `json:"fingerprint_ignore,omitempty"`
+
+	// Header fields whose values count. Default: none but Content-Type, without
+	// its parameters, and Content-Encoding.
+	FingerprintHeader []string `json:"fingerprint_header,omitempty"`
+
 	// Statuses (202) or classes (2xx) that mean that the provider accepted.
 	// Default: 2xx.
 	StoreStatus []string `json:"store_status,omitempty"`
@@ -108,6 +120,7 @@ type Handler struct {
 	// shown: a JSON pointer. Default: /id.
 	JobID string `json:"job_id,omitempty"`
 
+	fingerprinter   *idempotency.Fingerprinter
 	policy          idempotency.Policy
 	format          idempotency.ProblemFormat
 	upstreamTimeout time.Duration
@@ -139,6 +152,7 @@ const (
 	choiceAuto     = "auto"
 	choiceKeep     = "keep"
 	choiceRemove   = "remove"
+	choiceRaw      = "raw"
 )
 
 // Provision reads the configuration and finds the store, without touching it.
@@ -186,6 +200,9 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 	if len(h.Scope) == 0 {
 		h.Scope = []string{"{http.request.header.Authorization}", "{http.request.header.X-Api-Key}"}
 	}
+	if err := h.configureFingerprint(); err != nil {
+		return err
+	}
 	if err := h.configurePolicy(repl); err != nil {
 		return err
 	}
@@ -226,6 +243,40 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 	case idempotency.FormatEnvelope, idempotency.FormatProblem:
 	default:
 		return fmt.Errorf("errors: %q is neither envelope nor problem", h.Errors)
+	}
+	return nil
+}
+
+func (h *Handler) configureFingerprint() error {
+	switch h.Fingerprint {
+	case "", choiceAuto:
+	case choiceRaw:
+		if len(h.FingerprintIgnore) > 0 {
+			return errors.New("fingerprint_ignore: with fingerprint raw nothing is ignored")
+		}
+	default:
+		return fmt.Errorf("fingerprint: %q is neither auto nor raw", h.Fingerprint)
+	}
+	for _, name := range h.FingerprintHeader {
+		if !isFieldName(name) {
+			return fmt.Errorf("fingerprint_header: %q is not a header field name", name)
+		}
+		switch http.CanonicalHeaderKey(name) {
+		case "Host", "Content-Length", "Transfer-Encoding", "Trailer", "Connection":
+			return fmt.Errorf("fingerprint_header: %s is about the connection, and says nothing about the job", name)
+		}
+	}
+	config := idempotency.FingerprintConfig{Raw: h.Fingerprint == choiceRaw, Header: h.FingerprintHeader}
+	for _, text := range h.FingerprintIgnore {
+		pointer, err := idempotency.ParsePointer(text)
+		if err != nil {
+			return fmt.Errorf("fingerprint_ignore: %w", err)
+		}
+		config.Ignore = append(config.Ignore, pointer)
+	}
+	var err error
+	if h.fingerprinter, err = idempotency.NewFingerprinter(config); err != nil {
+		return fmt.Errorf("fingerprint_ignore: %w", err)
 	}
 	return nil
 }
