@@ -229,35 +229,6 @@ func TestKeyHeaderRequireKeyAndMethods(t *testing.T) {
 	p.want(t, 3)
 }
 
-// D5, second half, and D6.
-func TestBodies(t *testing.T) {
-	p := startProvider(t, nil)
-	g := startGateway(t, p.url, options{})
-	large := strings.Repeat("0123456789abcdef", 8<<20/16)
-	first := g.send(t, request{key: "large", body: large})
-	p.want(t, 1)
-	if first.status != 202 || p.submit(0).body != large {
-		t.Fatalf("a body of 8 MiB: %v, %d bytes at the provider", first, len(p.submit(0).body))
-	}
-	if got := g.send(t, request{key: "large", body: large, chunked: true}); got.body != first.body || !got.replayed() {
-		t.Errorf("the same body in chunks: %v", got)
-	}
-	if got := g.send(t, request{key: "large", body: large[:len(large)-1] + "X"}); got.code() != "idempotency_key_reuse" {
-		t.Errorf("another last byte: %v", got)
-	}
-	p.want(t, 1)
-
-	chunked := g.send(t, request{key: "chunked", body: "{}", chunked: true})
-	p.want(t, 2)
-	if got := g.send(t, request{key: "chunked", body: "{}"}); got.body != chunked.body {
-		t.Errorf("the same body with a length: %v", got)
-	}
-	if p.submit(1).header.Get("Content-Length") != "2" {
-		t.Errorf("a chunked body of known length went out with header %v", p.submit(1).header)
-	}
-	p.want(t, 2)
-}
-
 func TestRequestBodyTooLarge(t *testing.T) {
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{idempotency: "max_request_body 1MiB"})
