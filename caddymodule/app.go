@@ -23,9 +23,9 @@ func init() {
 // App keeps the store that all idempotency handlers of a configuration share.
 // Without it in the configuration, the handlers use the embedded store.
 //
-// Loading a configuration touches neither a server nor a file. A store that
-// cannot be reached makes submits with a key fail with status 503, until it can
-// be reached again.
+// Validating a configuration touches neither a server nor a file, and loading
+// one does not wait for them. A store that cannot be reached makes submits with
+// a key fail with status 503, until it can be reached again.
 type App struct {
 	// Where records are kept. Default: the embedded store in Caddy's data
 	// directory.
@@ -53,16 +53,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err := metrics.register(ctx.GetMetricsRegistry()); err != nil {
 		return err
 	}
-	if a.StoreRaw == nil {
-		a.StoreRaw = json.RawMessage(`{"module":"embedded"}`)
-	}
-	loaded, err := ctx.LoadModule(a, "StoreRaw")
+	store, err := a.loadStore(ctx)
 	if err != nil {
-		return fmt.Errorf("loading store: %w", err)
-	}
-	store, ok := loaded.(StoreModule)
-	if !ok {
-		return fmt.Errorf("store: module %T is not an idempotency store", loaded)
+		return err
 	}
 	engine := newSharedEngine(store)
 	if err := engine.acquire(); err != nil {
@@ -70,6 +63,22 @@ func (a *App) Provision(ctx caddy.Context) error {
 	}
 	a.engine, a.acquired = engine, true
 	return nil
+}
+
+// loadStore provisions the configured store.
+func (a *App) loadStore(ctx caddy.Context) (StoreModule, error) {
+	if a.StoreRaw == nil {
+		a.StoreRaw = json.RawMessage(`{"module":"embedded"}`)
+	}
+	loaded, err := ctx.LoadModule(a, "StoreRaw")
+	if err != nil {
+		return nil, fmt.Errorf("loading store: %w", err)
+	}
+	store, ok := loaded.(StoreModule)
+	if !ok {
+		return nil, fmt.Errorf("store: module %T is not an idempotency store", loaded)
+	}
+	return store, nil
 }
 
 // checkOnce checks the routes of a server that has an idempotency handler. The
@@ -85,8 +94,9 @@ func (a *App) checkOnce(server *caddyhttp.Server) error {
 	return checkRoutes(server, a.logger)
 }
 
-// Start does nothing: the store is opened by the first submit.
-func (a *App) Start() error { return nil }
+// Start lets a store that watches over its server begin with it, in the
+// background. Any other store is opened by the first submit.
+func (a *App) Start() error { return a.engine.watch() }
 
 // Stop does nothing: attempts may still be running when Caddy stops its apps.
 func (a *App) Stop() error { return nil }
@@ -144,19 +154,22 @@ func newSharedEngine(store StoreModule) *sharedEngine {
 
 // pooledEngine is an engine in the pool. It captures nothing of a
 // configuration: it outlives the one that made it.
-type pooledEngine struct{ *idempotency.Engine }
+type pooledEngine struct {
+	*idempotency.Engine
+	store idempotency.Store
+}
 
 // Destruct closes the store, when neither a configuration nor the engine's own
 // work needs it.
 func (e pooledEngine) Destruct() error { return e.Close() }
 
-func (s *sharedEngine) load() (*idempotency.Engine, error) {
+func (s *sharedEngine) load() (pooledEngine, error) {
 	value, _, err := engines.LoadOrNew(s.key, func() (caddy.Destructor, error) {
 		store, err := s.store.Open()
 		if err != nil {
 			return nil, err
 		}
-		return pooledEngine{idempotency.NewEngine(idempotency.EngineConfig{
+		return pooledEngine{store: store, Engine: idempotency.NewEngine(idempotency.EngineConfig{
 			Store:        store,
 			StoreTimeout: s.store.OperationTimeout(),
 			Observer:     observer{},
@@ -174,9 +187,22 @@ func (s *sharedEngine) load() (*idempotency.Engine, error) {
 		})}, nil
 	})
 	if err != nil {
-		return nil, err
+		return pooledEngine{}, err
 	}
-	return value.(pooledEngine).Engine, nil
+	return value.(pooledEngine), nil
+}
+
+// watch lets the store watch over its server, if it can. Somebody has to know
+// that the engine has a user.
+func (s *sharedEngine) watch() error {
+	engine, err := s.load()
+	if err != nil {
+		return err
+	}
+	if store, ok := engine.store.(interface{ Watch() }); ok {
+		store.Watch()
+	}
+	return s.release()
 }
 
 // acquire adds a user. Each successful acquire needs one release.
@@ -196,7 +222,7 @@ func (s *sharedEngine) get() (*idempotency.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return engine, s.release()
+	return engine.Engine, s.release()
 }
 
 // use returns the engine for one request, which may outlive its configuration
@@ -206,7 +232,7 @@ func (s *sharedEngine) use() (*idempotency.Engine, func(), error) {
 	if err != nil {
 		return nil, nil, errors.Join(idempotency.ErrStoreUnavailable, err)
 	}
-	return engine, func() {
+	return engine.Engine, func() {
 		if err := s.release(); err != nil {
 			log().Error("closing store", zap.Error(err))
 		}

@@ -87,16 +87,26 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 // UnmarshalCaddyfile sets up the store. Syntax:
 //
-//	redis <address> {
+//	redis <address...> {
+//		cluster
+//		sentinel <master-name>
 //		username <user>
 //		password <password>
 //		db       <n>
+//		tls {
+//			ca          <pem-file...>
+//			client_auth <cert-file> <key-file>
+//			server_name <name>
+//		}
 //		prefix   <text>
 //		timeout  <duration>
+//		replicas <n> [<timeout>] [fsync]
+//		strict
 //	}
 //
-// The address is host:port, redis://, rediss:// or unix://. What it holds must
-// not be given as an option again.
+// An address is host:port, redis://, rediss:// or unix://. What it holds must
+// not be given as an option again. There is more than one only with cluster or
+// sentinel.
 func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the module's name
 	s.Addresses = d.RemainingArgs()
@@ -108,31 +118,104 @@ func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		if err := seen.option(d); err != nil {
 			return err
 		}
-		option := d.Val()
-		var value string
-		switch option {
-		case "username", "password", "db", "prefix", "timeout":
-			if !d.AllArgs(&value) || value == "" {
-				return d.ArgErr()
-			}
+		if err := s.unmarshalOption(d); err != nil {
+			return err
 		}
-		switch option {
-		case "username":
-			s.Username = value
-		case "password":
-			s.Password = value
-		case "db":
-			n, err := strconv.Atoi(value)
-			if err != nil {
-				return d.Errf("db: %q is not a number", value)
-			}
-			s.DB = &n
-		case "prefix":
-			s.Prefix = value
-		case "timeout":
-			s.Timeout = Duration(value)
+	}
+	return nil
+}
+
+func (s *RedisStore) unmarshalOption(d *caddyfile.Dispenser) error {
+	option := d.Val()
+	switch option {
+	case "cluster", "strict":
+		if d.NextArg() {
+			return d.ArgErr()
+		}
+		if option == "cluster" {
+			s.Cluster = true
+		} else {
+			s.Strict = true
+		}
+		return nil
+	case "tls":
+		s.TLS = new(RedisTLS)
+		return s.TLS.unmarshal(d)
+	case "replicas":
+		return s.unmarshalReplicas(d)
+	}
+
+	var db string
+	target, ok := map[string]*string{
+		"sentinel": &s.Sentinel,
+		"username": &s.Username,
+		"password": &s.Password,
+		"db":       &db,
+		"prefix":   &s.Prefix,
+		"timeout":  (*string)(&s.Timeout),
+	}[option]
+	if !ok {
+		return d.Errf("unrecognized store redis option %q", option)
+	}
+	if !d.AllArgs(target) || *target == "" {
+		return d.ArgErr()
+	}
+	if option == "db" {
+		n, err := strconv.Atoi(db)
+		if err != nil {
+			return d.Errf("db: %q is not a number", db)
+		}
+		s.DB = &n
+	}
+	return nil
+}
+
+func (s *RedisStore) unmarshalReplicas(d *caddyfile.Dispenser) error {
+	args := d.RemainingArgs()
+	if len(args) == 0 {
+		return d.ArgErr()
+	}
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return d.Errf("replicas: %q is not a number", args[0])
+	}
+	s.Replicas, args = n, args[1:]
+	if last := len(args) - 1; last >= 0 && args[last] == "fsync" {
+		s.ReplicasFsync, args = true, args[:last]
+	}
+	switch len(args) {
+	case 0:
+	case 1:
+		s.ReplicasTimeout = Duration(args[0])
+	default:
+		return d.Errf("replicas: it takes a number, a timeout and fsync, and %q is neither", args[1])
+	}
+	return nil
+}
+
+func (t *RedisTLS) unmarshal(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	seen := once{}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if err := seen.option(d); err != nil {
+			return err
+		}
+		var ok bool
+		switch d.Val() {
+		case "ca":
+			t.CA = d.RemainingArgs()
+			ok = len(t.CA) > 0
+		case "client_auth":
+			ok = d.AllArgs(&t.ClientCertificateFile, &t.ClientCertificateKeyFile)
+		case "server_name":
+			ok = d.AllArgs(&t.ServerName) && t.ServerName != ""
 		default:
-			return d.Errf("unrecognized store redis option %q", option)
+			return d.Errf("unrecognized store redis tls option %q", d.Val())
+		}
+		if !ok {
+			return d.ArgErr()
 		}
 	}
 	return nil

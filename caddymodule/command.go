@@ -38,7 +38,7 @@ unknown, or somebody else was faster), and 1 for everything else. Nothing is
 changed then, unless the message says that it may have been.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			for _, subcommand := range []func() *cobra.Command{
-				newListCommand, newShowCommand, newFindCommand, newCompleteCommand, newReleaseCommand,
+				newListCommand, newShowCommand, newFindCommand, newCompleteCommand, newReleaseCommand, newDoctorCommand,
 			} {
 				cmd.AddCommand(subcommand())
 			}

@@ -13,6 +13,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/caddy-idempotency/caddy-idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
 )
 
 // adaptAndValidate does what caddy validate does.
@@ -142,7 +143,6 @@ func TestRefusedConfigurations(t *testing.T) {
 		"redis with two addresses":   {global("store redis a:1 b:2"), "store redis: takes one address"},
 		"redis address":              {global("store redis localhost"), `store redis: address "localhost"`},
 		"redis option unknown":       {global("store redis a:1 {\nhost b\n}"), `"host"`},
-		"redis option of later":      {global("store redis a:1 {\ncluster\n}"), `"cluster"`},
 		"redis option twice":         {global("store redis a:1 {\ndb 1\ndb 2\n}"), "db is given twice"},
 		"redis db":                   {global("store redis a:1 {\ndb one\n}"), `db: "one"`},
 		"redis db negative":          {global("store redis a:1 {\ndb -1\n}"), "db is -1"},
@@ -150,6 +150,33 @@ func TestRefusedConfigurations(t *testing.T) {
 		"redis password in both":     {global("store redis redis://u:p@a:1 {\npassword q\n}"), "password is given twice"},
 		"redis password from no env": {global("store redis a:1 {\npassword {env.NOT_THERE_AT_ALL}\n}"), "store redis: password: "},
 		"redis timeout":              {global("store redis a:1 {\ntimeout 0s\n}"), "store redis: timeout is 0s"},
+		"redis cluster and sentinel": {global("store redis a:1 {\ncluster\nsentinel m\n}"), "cluster and sentinel do not go together"},
+		"redis cluster value":        {global("store redis a:1 {\ncluster yes\n}"), "wrong argument count"},
+		"redis cluster twice":        {global("store redis a:1 {\ncluster\ncluster\n}"), "cluster is given twice"},
+		"redis cluster db":           {global("store redis a:1 {\ncluster\ndb 1\n}"), "db is 1, and a Redis Cluster"},
+		"redis cluster socket":       {global("store redis unix:///x {\ncluster\n}"), "cluster and a unix socket"},
+		"redis sentinel without":     {global("store redis a:1 {\nsentinel\n}"), "wrong argument count"},
+		"redis sentinel empty env":   {global("store redis a:1 {\nsentinel {env.EMPTY}\n}"), "store redis: sentinel: "},
+		"redis sentinel socket":      {global("store redis unix:///x {\nsentinel m\n}"), "sentinel and a unix socket"},
+		"redis schemes":              {global("store redis a:1 rediss://b:2 {\ncluster\n}"), "some are rediss://"},
+		"redis strict value":         {global("store redis a:1 {\nstrict yes\n}"), "wrong argument count"},
+		"redis replicas without":     {global("store redis a:1 {\nreplicas\n}"), "wrong argument count"},
+		"redis replicas":             {global("store redis a:1 {\nreplicas one\n}"), `replicas: "one"`},
+		"redis replicas negative":    {global("store redis a:1 {\nreplicas -1\n}"), "replicas is -1"},
+		"redis replicas timeout":     {global("store redis a:1 {\nreplicas 1 soon\n}"), `replicas: timeout: "soon"`},
+		"redis replicas too long":    {global("store redis a:1 {\nreplicas 1 500ms\n}"), "replicas: its timeout is 500ms"},
+		"redis replicas zero":        {global("store redis a:1 {\nreplicas 0 100ms\n}"), "replicas is 0, and has a timeout"},
+		"redis replicas more":        {global("store redis a:1 {\nreplicas 1 100ms disk\n}"), `replicas: it takes a number, a timeout and fsync, and "disk"`},
+		"redis tls unknown":          {global("store redis a:1 {\ntls {\nverify no\n}\n}"), `"verify"`},
+		"redis tls argument":         {global("store redis a:1 {\ntls on\n}"), "wrong argument count"},
+		"redis tls twice":            {global("store redis a:1 {\ntls {\nca x\nca y\n}\n}"), "ca is given twice"},
+		"redis tls without ca":       {global("store redis a:1 {\ntls {\nca\n}\n}"), "wrong argument count"},
+		"redis tls ca not there":     {global("store redis a:1 {\ntls {\nca /not/there.pem\n}\n}"), "store redis: tls: ca: "},
+		"redis tls ca no PEM":        {global("store redis a:1 {\ntls {\nca config_test.go\n}\n}"), "has no certificate in PEM"},
+		"redis tls client without":   {global("store redis a:1 {\ntls {\nclient_auth x\n}\n}"), "wrong argument count"},
+		"redis tls client no PEM":    {global("store redis a:1 {\ntls {\nclient_auth config_test.go config_test.go\n}\n}"), "store redis: tls: client_auth: "},
+		"redis tls plain address":    {global("store redis redis://a:1 {\ntls\n}"), "an address says redis://"},
+		"redis tls socket":           {global("store redis unix:///x {\ntls\n}"), "tls and a unix socket"},
 		"redis URL":                  {global("store redis redis://u:hidden-word@a:1/x"), "store redis: address is not a valid"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,16 +198,28 @@ func TestRefusedConfigurations(t *testing.T) {
 func TestAdaptedJSON(t *testing.T) {
 	t.Setenv("LEASE", "5s")
 	t.Setenv("SECRET", "word")
+	certificates := redistest.NewCertificates(t)
+	t.Setenv("CA", certificates.CA)
+	t.Setenv("CERT", certificates.Client)
+	t.Setenv("KEY", certificates.ClientKey)
 	const caddyfile = `{
 	admin off
 	persist_config off
 	idempotency {
-		store redis localhost:6379 {
+		store redis rediss://localhost:6379 rediss://localhost:6380 {
+			sentinel {env.SECRET}
 			username gateway
 			password {env.SECRET}
 			db 3
+			tls {
+				ca {env.CA}
+				client_auth {env.CERT} {env.KEY}
+				server_name redis.internal
+			}
 			prefix videos
 			timeout 250ms
+			replicas 2 100ms fsync
+			strict
 		}
 	}
 }
@@ -236,7 +275,10 @@ http://localhost:1 {
 	if err := json.Unmarshal(adapted, &config); err != nil {
 		t.Fatal(err)
 	}
-	const wantApp = `{"store":{"addresses":["localhost:6379"],"db":3,"module":"redis","password":"{env.SECRET}","prefix":"videos","timeout":"250ms","username":"gateway"}}`
+	const wantApp = `{"store":{"addresses":["rediss://localhost:6379","rediss://localhost:6380"],"db":3,"module":"redis","password":"{env.SECRET}",` +
+		`"prefix":"videos","replicas":2,"replicas_fsync":true,"replicas_timeout":"100ms","sentinel":"{env.SECRET}","strict":true,"timeout":"250ms",` +
+		`"tls":{"ca":["{env.CA}"],"client_certificate_file":"{env.CERT}","client_certificate_key_file":"{env.KEY}","server_name":"redis.internal"},` +
+		`"username":"gateway"}}`
 	if got := string(config.Apps.Idempotency); got != wantApp {
 		t.Errorf("the app is\n%s\nwant\n%s", got, wantApp)
 	}

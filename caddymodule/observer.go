@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
 )
 
 // observer counts and logs what an engine reports apart from requests. It asks
@@ -39,6 +40,16 @@ func (observer) LateAcceptance(id idempotency.RecordID, status int) {
 func (observer) GaveUp(op string, id idempotency.RecordID) {
 	log().Error("an outcome could not be stored for as long as its record lives",
 		zap.String("op", op), zap.String("record", string(id)))
+}
+
+// reportFinding logs what a Redis server says about itself.
+func reportFinding(f redis.Finding, present bool) {
+	logger := log().With(zap.String("server", f.Server), zap.String("setting", f.Setting), zap.String("value", f.Value))
+	if !present {
+		logger.Info("the store's server is right again")
+		return
+	}
+	logger.Warn("the store's server may lose records or refuse submits", zap.String("loss", f.Loss))
 }
 
 var _ idempotency.Observer = observer{}

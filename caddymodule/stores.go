@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -46,11 +47,20 @@ func storeKey(store StoreModule) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// RedisStore keeps records in a Redis server, version 7.0 or later, that any
-// number of gateways share.
+// RedisStore keeps records in Redis, version 7.0 or later, that any number of
+// gateways share: in one server, in the master that Sentinels name, or in a
+// Cluster.
 type RedisStore struct {
-	// Where the server is: one of host:port, redis://, rediss:// or unix://.
+	// Where the server is: one of host:port, redis://, rediss:// or unix://. With
+	// cluster, some of its nodes; with sentinel, the Sentinels.
 	Addresses []string `json:"addresses,omitempty"`
+
+	// Whether the addresses are nodes of a Redis Cluster. Default: false.
+	Cluster bool `json:"cluster,omitempty"`
+
+	// The name of the master, if the addresses are Sentinels. The user and the
+	// password in an address are for the Sentinels then. Default: none.
+	Sentinel string `json:"sentinel,omitempty"`
 
 	// The ACL user. Placeholders are expanded.
 	Username string `json:"username,omitempty"`
@@ -61,13 +71,33 @@ type RedisStore struct {
 	// The number of the database. Default: 0.
 	DB *int `json:"db,omitempty"`
 
+	// How to speak TLS. Default: not at all, and with the system's authorities
+	// for rediss:// addresses.
+	TLS *RedisTLS `json:"tls,omitempty"`
+
 	// What the name of every key starts with. Default: idempotency.
 	Prefix string `json:"prefix,omitempty"`
 
 	// How long one operation may take. Default: 500ms.
 	Timeout Duration `json:"timeout,omitempty"`
 
-	config redis.Config
+	// How many replicas must have a claim before its submit is sent. Default: 0.
+	Replicas int `json:"replicas,omitempty"`
+
+	// How long the replicas may take to confirm a claim. Default: half of the
+	// timeout.
+	ReplicasTimeout Duration `json:"replicas_timeout,omitempty"`
+
+	// Whether a claim must also be on the disks of the server and of the
+	// replicas. Needs Redis 7.2. Default: false.
+	ReplicasFsync bool `json:"replicas_fsync,omitempty"`
+
+	// Whether submits are refused as long as the server's settings may lose
+	// records. Default: false, there is a warning in the log.
+	Strict bool `json:"strict,omitempty"`
+
+	config    redis.Config
+	tlsDigest string // of the files that TLS names
 }
 
 // CaddyModule returns the Caddy module information.
@@ -80,21 +110,15 @@ func (RedisStore) CaddyModule() caddy.ModuleInfo {
 
 // Provision reads the configuration without connecting.
 func (s *RedisStore) Provision(caddy.Context) error {
-	repl := caddy.NewReplacer()
-	switch len(s.Addresses) {
-	case 0:
-		return errors.New("store redis: an address is missing")
-	case 1:
-	default:
-		return fmt.Errorf("store redis: takes one address, and has %d", len(s.Addresses))
-	}
-	address, err := expand(repl, "store redis: address", s.Addresses[0])
-	if err != nil {
-		return err
-	}
-	s.config, err = redis.ParseAddress(address)
-	if err != nil {
+	if err := s.configure(caddy.NewReplacer()); err != nil {
 		return fmt.Errorf("store redis: %w", err)
+	}
+	return nil
+}
+
+func (s *RedisStore) configure(repl *caddy.Replacer) error {
+	if err := s.configureAddresses(repl); err != nil {
+		return err
 	}
 	for _, option := range []struct {
 		name, value string
@@ -108,42 +132,115 @@ func (s *RedisStore) Provision(caddy.Context) error {
 			continue
 		}
 		if *option.target != "" {
-			return fmt.Errorf("store redis: %s is given twice, as an option and in the address", option.name)
+			return fmt.Errorf("%s is given twice, as an option and in the address", option.name)
 		}
-		if *option.target, err = expand(repl, "store redis: "+option.name, option.value); err != nil {
+		var err error
+		if *option.target, err = expand(repl, option.name, option.value); err != nil {
 			return err
 		}
 	}
 	if s.DB != nil {
 		if s.config.DB != 0 {
-			return errors.New("store redis: db is given twice, as an option and in the address")
+			return errors.New("db is given twice, as an option and in the address")
 		}
 		if *s.DB < 0 {
-			return fmt.Errorf("store redis: db is %d, and must not be negative", *s.DB)
+			return fmt.Errorf("db is %d, and must not be negative", *s.DB)
 		}
 		s.config.DB = *s.DB
 	}
-	s.config.Timeout, err = s.Timeout.resolve(repl, "store redis: timeout", idempotency.DefaultStoreTimeout)
-	if err != nil {
+	if s.Cluster && s.config.DB != 0 {
+		return fmt.Errorf("db is %d, and a Redis Cluster has only database 0", s.config.DB)
+	}
+	if s.TLS != nil {
+		config, digest, err := s.TLS.configure(repl)
+		if err != nil {
+			return fmt.Errorf("tls: %w", err)
+		}
+		s.config.TLS, s.tlsDigest = config, digest
+	}
+	s.config.Strict = s.Strict
+	s.config.Report = reportFinding
+	return s.configureTimes(repl)
+}
+
+func (s *RedisStore) configureAddresses(repl *caddy.Replacer) error {
+	if len(s.Addresses) == 0 {
+		return errors.New("an address is missing")
+	}
+	addresses := make([]string, len(s.Addresses))
+	plain := false
+	for i, text := range s.Addresses {
+		address, err := expand(repl, "address", text)
+		if err != nil {
+			return err
+		}
+		addresses[i] = address
+		plain = plain || strings.HasPrefix(address, "redis://")
+	}
+	var err error
+	if s.config, err = redis.ParseAddresses(addresses...); err != nil {
+		return err
+	}
+	unix := s.config.Network == "unix"
+	switch {
+	case s.Cluster && s.Sentinel != "":
+		return errors.New("cluster and sentinel do not go together")
+	case len(addresses) > 1 && !s.Cluster && s.Sentinel == "":
+		return fmt.Errorf("takes one address without cluster or sentinel, and has %d", len(addresses))
+	case unix && s.Cluster:
+		return errors.New("cluster and a unix socket do not go together")
+	case unix && s.Sentinel != "":
+		return errors.New("sentinel and a unix socket do not go together")
+	case unix && s.TLS != nil:
+		return errors.New("tls and a unix socket do not go together")
+	case plain && s.TLS != nil:
+		return errors.New("tls is set, and an address says redis://: write rediss:// or host:port")
+	}
+	s.config.Cluster = s.Cluster
+	if s.Sentinel != "" {
+		if s.config.Sentinel, err = expand(repl, "sentinel", s.Sentinel); err != nil {
+			return err
+		}
+		s.config.SentinelUsername, s.config.Username = s.config.Username, ""
+		s.config.SentinelPassword, s.config.Password = s.config.Password, ""
+	}
+	return nil
+}
+
+func (s *RedisStore) configureTimes(repl *caddy.Replacer) error {
+	var err error
+	if s.config.Timeout, err = s.Timeout.resolve(repl, "timeout", idempotency.DefaultStoreTimeout); err != nil {
 		return err
 	}
 	if s.config.Timeout < time.Millisecond {
-		return fmt.Errorf("store redis: timeout is %s, and must be 1ms at least", s.config.Timeout)
+		return fmt.Errorf("timeout is %s, and must be 1ms at least", s.config.Timeout)
+	}
+	s.config.Replicas, s.config.Fsync = s.Replicas, s.ReplicasFsync
+	switch {
+	case s.Replicas < 0:
+		return fmt.Errorf("replicas is %d, and must not be negative", s.Replicas)
+	case s.Replicas == 0 && !s.ReplicasFsync && s.ReplicasTimeout != "":
+		return errors.New("replicas is 0, and has a timeout")
+	}
+	if s.config.ReplicasTimeout, err = s.ReplicasTimeout.resolve(repl, "replicas: timeout", s.config.Timeout/2); err != nil {
+		return err
+	}
+	if wait := s.config.ReplicasTimeout; s.ReplicasTimeout != "" && (wait < time.Millisecond || wait >= s.config.Timeout) {
+		return fmt.Errorf("replicas: its timeout is %s, and must be 1ms at least and less than timeout, which is %s", wait, s.config.Timeout)
 	}
 	return nil
 }
 
 // Identity implements StoreModule. Whatever makes another client is part of
-// it, so that a reload with a new password connects anew.
+// it, so that a reload with a new password or certificate connects anew.
 func (s *RedisStore) Identity() string {
 	c := s.config
-	identity := ""
-	for _, part := range []string{
-		c.Network, c.Address, c.Username, c.Password, strconv.Itoa(c.DB), c.Prefix, c.Timeout.String(), strconv.FormatBool(c.TLS != nil),
-	} {
-		identity += strconv.Quote(part)
-	}
-	return identity
+	return fmt.Sprintf("%q", []string{
+		c.Network, fmt.Sprintf("%q", c.Addresses), strconv.FormatBool(c.Cluster),
+		c.Sentinel, c.SentinelUsername, c.SentinelPassword, c.Username, c.Password, strconv.Itoa(c.DB),
+		strconv.FormatBool(c.TLS != nil), s.tlsDigest, c.Prefix, c.Timeout.String(),
+		strconv.Itoa(c.Replicas), c.ReplicasTimeout.String(), strconv.FormatBool(c.Fsync), strconv.FormatBool(c.Strict),
+	})
 }
 
 // Open implements StoreModule.

@@ -26,7 +26,7 @@ func TestListingOfMany(t *testing.T) {
 	const unknown = 1000
 	t.Run("redis", func(t *testing.T) {
 		server := redistest.Start(t, "--slowlog-log-slower-than", "5000", "--slowlog-max-len", "10000")
-		store := redis.New(redis.Config{Address: server.Address, Timeout: time.Minute})
+		store := redis.New(redis.Config{Addresses: []string{server.Address}, Timeout: time.Minute})
 		fill(t, store, *listingRecords, unknown)
 		if err := server.Client.SlowLogReset(t.Context()).Err(); err != nil {
 			t.Fatal(err)

@@ -1,4 +1,5 @@
-// Package redis keeps idempotency records in Redis 7.0 or later.
+// Package redis keeps idempotency records in Redis 7.0 or later: one server,
+// the master that Sentinels name, or a Cluster.
 //
 // One record is one string key, changed only by Lua scripts, one per
 // transition, so that every transition is one atomic compare-and-set in one
@@ -15,14 +16,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
-	"net/url"
-	"strings"
 	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
@@ -34,64 +31,62 @@ const DefaultPrefix = "idempotency"
 type Config struct {
 	// Network is "tcp" (default) or "unix".
 	Network string
-	// Address is host:port, or a path with Network "unix". Required.
-	Address string
+	// Addresses are host:port, or one path with Network "unix". Without Cluster
+	// and Sentinel there is one. Required.
+	Addresses []string
+	// Cluster: the addresses are nodes of a Redis Cluster. The others are learnt
+	// from them.
+	Cluster bool
+	// Sentinel: the addresses are Sentinels, and this is the name of the master
+	// that they watch.
+	Sentinel string
+	// SentinelUsername and SentinelPassword are for the Sentinels themselves.
+	SentinelUsername string
+	SentinelPassword string
 	// Username and Password of an ACL user; a password alone is requirepass.
 	Username string
 	Password string
 	// DB is the number of the database.
 	DB int
-	// TLS, if set, is used for the connection.
+	// TLS, if set, is used for every connection.
 	TLS *tls.Config
 	// Prefix starts the name of every key; default DefaultPrefix.
 	Prefix string
 	// Timeout bounds dialing, waiting for a free connection, and each command;
 	// default idempotency.DefaultStoreTimeout.
 	Timeout time.Duration
+	// Replicas is how many replicas must have a claim before it counts. A claim
+	// that fewer have confirmed within ReplicasTimeout fails.
+	Replicas int
+	// ReplicasTimeout is shorter than Timeout; default half of it.
+	ReplicasTimeout time.Duration
+	// Fsync: a claim counts only when it is in the append-only file on the disk
+	// of the server, and on those of Replicas replicas. It needs Redis 7.2.
+	Fsync bool
+	// Strict: as long as a server has a Finding that is Refused, claims fail.
+	Strict bool
+	// Report, if set, hears of each finding with a loss when it comes, with
+	// present, and when it is over. It is called from many goroutines.
+	Report func(f Finding, present bool)
+	// CheckInterval is the time between two looks at the servers; default
+	// DefaultCheckInterval.
+	CheckInterval time.Duration
 }
 
-// ParseAddress reads one of the address forms host:port, redis://, rediss://
-// and unix:// into a Config. The text of its errors does not hold a password.
-func ParseAddress(address string) (Config, error) {
-	if !strings.Contains(address, "://") {
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			return Config{}, fmt.Errorf("address %q is not host:port, redis://, rediss:// or unix://", address)
-		}
-		return Config{Address: address}, nil
-	}
-	options, err := goredis.ParseURL(address)
-	if err != nil {
-		// ParseURL quotes the URL, and with it the password.
-		return Config{}, errors.New("address is not a valid redis://, rediss:// or unix:// URL")
-	}
-	// A unix socket has no other place for its database; what else go-redis
-	// would read from a query is not taken from there.
-	u, err := url.Parse(address)
-	if err != nil {
-		return Config{}, errors.New("address is not a valid URL")
-	}
-	for name := range u.Query() {
-		if name != "db" || u.Scheme != "unix" {
-			return Config{}, fmt.Errorf("address has the query parameter %q: options of the connection are set in the store's block", name)
-		}
-	}
-	return Config{
-		Network:  options.Network,
-		Address:  options.Addr,
-		Username: options.Username,
-		Password: options.Password,
-		DB:       options.DB,
-		TLS:      options.TLSConfig,
-	}, nil
-}
-
-// Store is an idempotency.Store in one Redis server.
+// Store is an idempotency.Store in one Redis server, in the master that
+// Sentinels name, or in a Cluster.
 type Store struct {
-	options goredis.Options
-	prefix  string
+	config Config
+	prefix string
 
 	mu     sync.Mutex
-	client *goredis.Client
+	client goredis.UniversalClient
+
+	health    health
+	watchOnce sync.Once
+	watching  sync.WaitGroup
+	closed    context.Context
+	close     context.CancelFunc
 }
 
 var _ idempotency.Store = (*Store)(nil)
@@ -99,76 +94,40 @@ var _ idempotency.Store = (*Store)(nil)
 // New returns a store. It does no I/O: connections are made when they are
 // needed, and made again when they break.
 func New(config Config) *Store {
-	timeout := config.Timeout
-	if timeout <= 0 {
-		timeout = idempotency.DefaultStoreTimeout
+	if config.Timeout <= 0 {
+		config.Timeout = idempotency.DefaultStoreTimeout
 	}
-	prefix := config.Prefix
-	if prefix == "" {
-		prefix = DefaultPrefix
+	if config.Prefix == "" {
+		config.Prefix = DefaultPrefix
 	}
-	s := &Store{
-		prefix: prefix + ":",
-		options: goredis.Options{
-			Network:   config.Network,
-			Addr:      config.Address,
-			Username:  config.Username,
-			Password:  config.Password,
-			DB:        config.DB,
-			TLSConfig: config.TLS,
-
-			// Whether to send again is the engine's decision, see sentOnce.
-			MaxRetries:    -1,
-			DialerRetries: 1,
-
-			ContextTimeoutEnabled: true,
-			DialTimeout:           timeout,
-			ReadTimeout:           timeout,
-			WriteTimeout:          timeout,
-			PoolTimeout:           timeout,
-
-			// RESP2 has no push messages that could get between two replies.
-			Protocol:                 2,
-			DisableIdentity:          true,
-			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-		},
+	if config.ReplicasTimeout <= 0 {
+		config.ReplicasTimeout = config.Timeout / 2
 	}
+	if config.CheckInterval <= 0 {
+		config.CheckInterval = DefaultCheckInterval
+	}
+	s := &Store{config: config, prefix: config.Prefix + ":"}
+	s.closed, s.close = context.WithCancel(context.Background())
 	s.client = s.connect()
 	return s
-}
-
-func (s *Store) connect() *goredis.Client {
-	options := s.options // NewClient fills in defaults in place
-	return goredis.NewClient(&options)
-}
-
-func (s *Store) current() *goredis.Client {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.client
-}
-
-// reconnect replaces a client on which a reply came to the wrong question:
-// go-redis would go on using the connection.
-func (s *Store) reconnect(broken *goredis.Client) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.client == broken {
-		s.client = s.connect()
-		_ = broken.Close() // what is on its way there fails, as it should
-	}
 }
 
 func (s *Store) key(id idempotency.RecordID) string { return s.prefix + string(id) }
 
 // Now returns the server's TIME.
 func (s *Store) Now(ctx context.Context) (time.Time, error) {
-	now, err := s.current().Time(ctx).Result()
+	client := s.current()
+	now, err := client.Time(ctx).Result()
+	s.mind(ctx, client, err)
 	return now, translate(err)
 }
 
 // Claim implements idempotency.Store.
 func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.ClaimReply, error) {
+	s.Watch()
+	if err := s.fit(ctx); err != nil {
+		return idempotency.ClaimReply{}, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
+	}
 	takeOver := "0"
 	if c.TakeOver {
 		takeOver = "1"
@@ -181,6 +140,11 @@ func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Cla
 	reply := idempotency.ClaimReply{Now: a.now}
 	switch a.result {
 	case "claimed":
+		// The claim may have gone over the first connection to its server, which
+		// has only now said what it is.
+		if err := s.fit(ctx); err != nil {
+			return idempotency.ClaimReply{}, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
+		}
 		reply.Verdict = idempotency.Claimed
 		return reply, nil
 	case "other_request":
@@ -226,15 +190,12 @@ func (s *Store) renew(
 	replies := make([]idempotency.Reply, len(renewals))
 	for i, r := range renewals {
 		a, err := renewScript.parse(commands[i], s.key(r.ID), r.Token)
-		if errors.Is(err, errForeignReply) {
-			s.reconnect(client)
-			return nil, err
-		}
 		if errors.Is(err, idempotency.ErrUnreadable) {
 			// One record that cannot be read must not cost the others their lease.
 			continue
 		}
 		if err != nil {
+			s.mind(ctx, client, err)
 			return nil, err
 		}
 		replies[i] = idempotency.Reply{Applied: a.result == "applied", Now: a.now}
@@ -278,17 +239,24 @@ func (s *Store) transition(ctx context.Context, sc script, id idempotency.Record
 func (s *Store) call(ctx context.Context, sc script, id idempotency.RecordID, token idempotency.Token, args ...any) (answer, error) {
 	client := s.current()
 	key := s.key(id)
-	cmd := sc.run(ctx, client, key, append([]any{token[:]}, args...)...)
-	a, err := sc.parse(cmd, key, token)
-	if errors.Is(err, errForeignReply) {
-		s.reconnect(client)
+	var wait waiting
+	if sc.awaited {
+		wait = s.wait
 	}
+	cmd := sc.run(ctx, client, wait, key, append([]any{token[:]}, args...)...)
+	a, err := sc.parse(cmd, key, token)
+	if err == nil && cmd.wait != nil && a.result == "claimed" {
+		err = s.confirm(cmd.wait)
+	}
+	s.mind(ctx, client, err)
 	return a, err
 }
 
 // Get implements idempotency.Store.
 func (s *Store) Get(ctx context.Context, id idempotency.RecordID) (idempotency.Record, bool, error) {
-	value, err := s.current().Get(ctx, s.key(id)).Bytes()
+	client := s.current()
+	value, err := client.Get(ctx, s.key(id)).Bytes()
+	s.mind(ctx, client, err)
 	if errors.Is(err, goredis.Nil) {
 		return idempotency.Record{}, false, nil
 	}
@@ -305,12 +273,17 @@ func (s *Store) Get(ctx context.Context, id idempotency.RecordID) (idempotency.R
 	return r, true, nil
 }
 
-// Close closes all connections.
-func (s *Store) Close() error { return s.current().Close() }
+// Close ends Watch and closes all connections.
+func (s *Store) Close() error {
+	s.close()
+	s.watching.Wait()
+	return s.current().Close()
+}
 
 // neverSent reports errors from before a command could be written.
 func neverSent(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial" ||
+	var noConnection connectError
+	var unfit unfitError
+	return errors.As(err, &noConnection) || errors.As(err, &unfit) ||
 		errors.Is(err, goredis.ErrPoolTimeout) || errors.Is(err, goredis.ErrPoolExhausted) || errors.Is(err, goredis.ErrClosed)
 }

@@ -5,9 +5,12 @@ import (
 	cryptorand "crypto/rand"
 	"errors"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
@@ -15,21 +18,50 @@ import (
 	"github.com/caddy-idempotency/caddy-idempotency/store/storetest"
 )
 
+// Every topology passes the suite.
 func TestStore(t *testing.T) {
-	server := redistest.Start(t)
-	lossy := redistest.StartProxy(t, server.Address, func() redistest.Fate {
-		switch rand.IntN(8) {
-		case 0:
-			return redistest.Fate{ReplyLost: true}
-		case 1:
-			return redistest.Fate{Late: time.Duration(1 + rand.IntN(int(5*time.Millisecond)))}
-		default:
-			return redistest.Fate{}
-		}
+	t.Run("Standalone", func(t *testing.T) {
+		server := redistest.Start(t)
+		lossy := redistest.StartProxy(t, server.Address, func() redistest.Fate {
+			switch rand.IntN(8) {
+			case 0:
+				return redistest.Fate{ReplyLost: true}
+			case 1:
+				return redistest.Fate{Late: time.Duration(1 + rand.IntN(int(5*time.Millisecond)))}
+			default:
+				return redistest.Fate{}
+			}
+		})
+		runSuite(t, redis.Config{Addresses: []string{server.Address}}, lossy.Address, server.Client)
 	})
+	t.Run("Sentinel", func(t *testing.T) {
+		d := redistest.StartSentinels(t)
+		runSuite(t, redis.Config{Addresses: d.Addresses, Sentinel: d.Master}, "", d.Servers[0].Client)
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		c := redistest.StartCluster(t)
+		runSuite(t, redis.Config{Addresses: c.Addresses()[:2], Cluster: true}, "", c.Client(t))
+	})
+	t.Run("TLS", func(t *testing.T) {
+		certificates := redistest.NewCertificates(t)
+		server := redistest.StartTLS(t, certificates)
+		runSuite(t, redis.Config{Addresses: []string{server.Address}, TLS: certificates.Config}, "", server.Client)
+	})
+}
+
+// runSuite runs the suite on a deployment. Lossy is the address of a way to it
+// that loses replies, if there is one.
+func runSuite(t *testing.T, config redis.Config, lossy string, client goredis.UniversalClient) {
 	storetest.Run(t, func(t *testing.T) storetest.Fixture {
-		openAt := func(t *testing.T, address string) idempotency.Store {
-			store := redis.New(redis.Config{Address: address, Prefix: t.Name(), Timeout: 10 * time.Second})
+		config := config
+		if config.Prefix == "" {
+			config.Prefix = t.Name()
+		}
+		config.Timeout = 10 * time.Second
+		openAt := func(t *testing.T, addresses []string) idempotency.Store {
+			config := config
+			config.Addresses = addresses
+			store := redis.New(config)
 			t.Cleanup(func() {
 				if err := store.Close(); err != nil {
 					t.Errorf("Close: %v", err)
@@ -37,18 +69,20 @@ func TestStore(t *testing.T) {
 			})
 			return store
 		}
-		open := func(t *testing.T) idempotency.Store { return openAt(t, server.Address) }
-		prefix := t.Name()
-		return storetest.Fixture{
+		open := func(t *testing.T) idempotency.Store { return openAt(t, config.Addresses) }
+		fixture := storetest.Fixture{
 			Store: open(t),
-			Lossy: openAt(t, lossy.Address),
 			Corrupt: func(t *testing.T, id idempotency.RecordID, value []byte) {
-				if err := server.Client.Set(context.Background(), prefix+":"+string(id), value, time.Minute).Err(); err != nil {
+				if err := client.Set(context.Background(), config.Prefix+":"+string(id), value, time.Minute).Err(); err != nil {
 					t.Fatal(err)
 				}
 			},
 			Reopen: open,
 		}
+		if lossy != "" {
+			fixture.Lossy = openAt(t, []string{lossy})
+		}
+		return fixture
 	})
 }
 
@@ -87,7 +121,7 @@ func complete(store idempotency.Store, c idempotency.Claim) error {
 // A list under a record's name is as unreadable as a foreign string.
 func TestUnreadableType(t *testing.T) {
 	server := redistest.Start(t)
-	store := newStore(t, redis.Config{Address: server.Address})
+	store := newStore(t, redis.Config{Addresses: []string{server.Address}})
 	id := idempotency.NewRecordID("", nil, "k")
 	if err := server.Client.LPush(context.Background(), "idempotency:"+string(id), "x").Err(); err != nil {
 		t.Fatal(err)
@@ -102,7 +136,7 @@ func TestUnreadableType(t *testing.T) {
 
 func TestScriptFlush(t *testing.T) {
 	server := redistest.Start(t)
-	store := newStore(t, redis.Config{Address: server.Address})
+	store := newStore(t, redis.Config{Addresses: []string{server.Address}})
 	flush := func() {
 		t.Helper()
 		if err := server.Client.ScriptFlush(context.Background()).Err(); err != nil {
@@ -128,7 +162,7 @@ func TestScriptFlush(t *testing.T) {
 // A full server refuses claims, and takes what running attempts come to.
 func TestMaxmemory(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
-	store := newStore(t, redis.Config{Address: server.Address})
+	store := newStore(t, redis.Config{Addresses: []string{server.Address}})
 	running, err := claim(store, "running")
 	if err != nil {
 		t.Fatal(err)
@@ -163,14 +197,14 @@ func TestMaxmemory(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	t.Run("nobody listens", func(t *testing.T) {
-		store := newStore(t, redis.Config{Address: "127.0.0.1:1"})
+		store := newStore(t, redis.Config{Addresses: []string{"127.0.0.1:1"}})
 		if _, err := claim(store, "k"); !errors.Is(err, idempotency.ErrNotApplied) {
 			t.Errorf("Claim gave %v, want ErrNotApplied", err)
 		}
 	})
 	t.Run("wrong password", func(t *testing.T) {
 		server := redistest.Start(t, "--requirepass", "right-password")
-		store := newStore(t, redis.Config{Address: server.Address, Password: "wrong-password"})
+		store := newStore(t, redis.Config{Addresses: []string{server.Address}, Password: "wrong-password"})
 		_, err := claim(store, "k")
 		if !errors.Is(err, idempotency.ErrNotApplied) {
 			t.Errorf("Claim gave %v, want ErrNotApplied", err)
@@ -178,14 +212,14 @@ func TestErrors(t *testing.T) {
 		if err == nil || strings.Contains(err.Error(), "wrong-password") {
 			t.Error("the error has the password")
 		}
-		store = newStore(t, redis.Config{Address: server.Address, Password: "right-password"})
+		store = newStore(t, redis.Config{Addresses: []string{server.Address}, Password: "right-password"})
 		if _, err := claim(store, "k"); err != nil {
 			t.Errorf("Claim with the right password: %v", err)
 		}
 	})
 	t.Run("frozen server", func(t *testing.T) {
 		server := redistest.Start(t)
-		store := newStore(t, redis.Config{Address: server.Address, Timeout: 100 * time.Millisecond})
+		store := newStore(t, redis.Config{Addresses: []string{server.Address}, Timeout: 100 * time.Millisecond})
 		if _, err := claim(store, "first"); err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +234,7 @@ func TestErrors(t *testing.T) {
 
 func TestUnixSocketAndDatabase(t *testing.T) {
 	server := redistest.Start(t)
-	config, err := redis.ParseAddress("unix://" + server.Socket() + "?db=3")
+	config, err := redis.ParseAddresses("unix://" + server.Socket() + "?db=3")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,39 +248,47 @@ func TestUnixSocketAndDatabase(t *testing.T) {
 	}
 }
 
-func TestParseAddress(t *testing.T) {
+func TestParseAddresses(t *testing.T) {
+	list := func(addresses ...string) []string { return addresses }
 	for _, test := range []struct {
-		address string
-		want    redis.Config
-		tls     bool
-		wantErr string
+		addresses []string
+		want      redis.Config
+		tls       bool
+		wantErr   string
 	}{
-		{address: "localhost:6379", want: redis.Config{Address: "localhost:6379"}},
-		{address: "[::1]:6379", want: redis.Config{Address: "[::1]:6379"}},
-		{address: "redis://localhost", want: redis.Config{Network: "tcp", Address: "localhost:6379"}},
-		{address: "redis://u:p@h:1/2", want: redis.Config{Network: "tcp", Address: "h:1", Username: "u", Password: "p", DB: 2}},
-		{address: "rediss://h:1", want: redis.Config{Network: "tcp", Address: "h:1"}, tls: true},
-		{address: "unix:///run/redis.sock", want: redis.Config{Network: "unix", Address: "/run/redis.sock"}},
-		{address: "localhost", wantErr: "not host:port"},
-		{address: "http://localhost:6379", wantErr: "not a valid"},
-		{address: "redis://u:secret@h:1/x/y", wantErr: "not a valid"},
-		{address: "redis://h:1?pool_size=3", wantErr: `query parameter "pool_size"`},
-		{address: "unix:///x?dial_timeout=9s", wantErr: `query parameter "dial_timeout"`},
-		{address: "unix:///x?db=2", want: redis.Config{Network: "unix", Address: "/x", DB: 2}},
+		{addresses: list("localhost:6379"), want: redis.Config{Network: "tcp", Addresses: list("localhost:6379")}},
+		{addresses: list("[::1]:6379"), want: redis.Config{Network: "tcp", Addresses: list("[::1]:6379")}},
+		{addresses: list("redis://localhost"), want: redis.Config{Network: "tcp", Addresses: list("localhost:6379")}},
+		{addresses: list("redis://u:p@h:1/2"), want: redis.Config{Network: "tcp", Addresses: list("h:1"), Username: "u", Password: "p", DB: 2}},
+		{addresses: list("rediss://h:1"), want: redis.Config{Network: "tcp", Addresses: list("h:1")}, tls: true},
+		{addresses: list("unix:///run/redis.sock"), want: redis.Config{Network: "unix", Addresses: list("/run/redis.sock")}},
+		{addresses: list("unix:///x?db=2"), want: redis.Config{Network: "unix", Addresses: list("/x"), DB: 2}},
+		{addresses: list("a:1", "redis://b:2"), want: redis.Config{Network: "tcp", Addresses: list("a:1", "b:2")}},
+		{addresses: list("rediss://u:p@a:1", "rediss://u:p@b:2"), want: redis.Config{Network: "tcp", Addresses: list("a:1", "b:2"), Username: "u", Password: "p"}, tls: true},
+		{addresses: list("localhost"), wantErr: "not host:port"},
+		{addresses: list("http://localhost:6379"), wantErr: "not a valid"},
+		{addresses: list("redis://u:secret@h:1/x/y"), wantErr: "not a valid"},
+		{addresses: list("redis://h:1?pool_size=3"), wantErr: `query parameter "pool_size"`},
+		{addresses: list("unix:///x?dial_timeout=9s"), wantErr: `query parameter "dial_timeout"`},
+		{addresses: list("a:1", "unix:///x"), wantErr: "unix socket and another address"},
+		{addresses: list("unix:///x", "unix:///y"), wantErr: "more than one unix socket"},
+		{addresses: list("a:1", "rediss://b:2"), wantErr: "some are rediss://"},
+		{addresses: list("redis://u:secret@a:1", "redis://b:2"), wantErr: "different users or passwords"},
+		{addresses: list("redis://a:1/1", "redis://b:2/2"), wantErr: "different databases"},
 	} {
-		got, err := redis.ParseAddress(test.address)
+		got, err := redis.ParseAddresses(test.addresses...)
 		if test.wantErr != "" {
 			if err == nil || !strings.Contains(err.Error(), test.wantErr) || strings.Contains(err.Error(), "secret") {
-				t.Errorf("ParseAddress(%q) gave error %v, want %q and no password", test.address, err, test.wantErr)
+				t.Errorf("ParseAddresses(%q) gave error %v, want %q and no password", test.addresses, err, test.wantErr)
 			}
 			continue
 		}
-		if (got.TLS != nil) != test.tls {
-			t.Errorf("ParseAddress(%q) has TLS %t", test.address, got.TLS != nil)
+		if (got.TLS != nil) != test.tls || got.TLS != nil && got.TLS.ServerName != "" {
+			t.Errorf("ParseAddresses(%q) has TLS %t, or a server name", test.addresses, got.TLS != nil)
 		}
 		got.TLS = nil
-		if err != nil || got != test.want {
-			t.Errorf("ParseAddress(%q) = %+v, %v; want %+v", test.address, got, err, test.want)
+		if err != nil || !reflect.DeepEqual(got, test.want) {
+			t.Errorf("ParseAddresses(%q) = %+v, %v; want %+v", test.addresses, got, err, test.want)
 		}
 	}
 }
@@ -256,13 +298,13 @@ func TestParseAddress(t *testing.T) {
 func TestScanPrefix(t *testing.T) {
 	server := redistest.Start(t)
 	const prefix = `a*[b-d]?\^{x}`
-	store := newStore(t, redis.Config{Address: server.Address, Prefix: prefix})
+	store := newStore(t, redis.Config{Addresses: []string{server.Address}, Prefix: prefix})
 	c, err := claim(store, "k")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, other := range []string{"a", "axb?", prefix + "x", prefix + ":x", "*"} {
-		if _, err := claim(newStore(t, redis.Config{Address: server.Address, Prefix: other}), "other"); err != nil {
+		if _, err := claim(newStore(t, redis.Config{Addresses: []string{server.Address}, Prefix: other}), "other"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -289,7 +331,7 @@ func TestScanPrefix(t *testing.T) {
 // A server over its memory still lets operators decide.
 func TestDecideOverMaxmemory(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
-	store := newStore(t, redis.Config{Address: server.Address})
+	store := newStore(t, redis.Config{Addresses: []string{server.Address}})
 	ctx := context.Background()
 	for _, decide := range []func(c idempotency.Claim) (idempotency.Reply, error){
 		func(c idempotency.Claim) (idempotency.Reply, error) {

@@ -58,7 +58,7 @@ func scriptCalls(t *testing.T, server *redistest.Server) (n int64) {
 // nothing when they have ended.
 func TestThousandAttempts(t *testing.T) {
 	server := redistest.Start(t)
-	store := &countedStore{Store: newStore(t, redis.Config{Address: server.Address, Timeout: 30 * time.Second})}
+	store := &countedStore{Store: newStore(t, redis.Config{Addresses: []string{server.Address}, Timeout: 30 * time.Second})}
 	observer := &lostLeases{}
 	engine := idempotency.NewEngine(idempotency.EngineConfig{Store: store, StoreTimeout: 30 * time.Second, Observer: observer})
 	const (

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -17,25 +19,82 @@ import (
 const scanCount = 512
 
 // Scan implements idempotency.Store. A page is one SCAN, and one pipeline that
-// reads the headers of what it found; the cursor is the server's.
+// reads the headers of what it found. The servers of a Cluster are scanned one
+// after the other, in the order of their addresses: the cursor is the address
+// and the server's own cursor.
 func (s *Store) Scan(ctx context.Context, cursor string) (idempotency.ScanPage, error) {
-	var from uint64
-	if cursor != "" {
-		var err error
-		if from, err = strconv.ParseUint(cursor, 10, 64); err != nil {
-			return idempotency.ScanPage{}, fmt.Errorf("%w: the cursor is not one of this store's", idempotency.ErrNotApplied)
-		}
+	at, err := parseCursor(cursor)
+	if err != nil {
+		return idempotency.ScanPage{}, err
 	}
-	client := s.current()
-	keys, next, err := client.Scan(ctx, from, globEscape.Replace(s.prefix)+"*", scanCount).Result()
+	servers, err := s.primaries(ctx)
+	if err != nil {
+		return idempotency.ScanPage{}, translate(err)
+	}
+	// A server may have gone since the page before: the next one is scanned then.
+	i, found := slices.BinarySearchFunc(servers, at.address, func(client *goredis.Client, address string) int {
+		return strings.Compare(client.Options().Addr, address)
+	})
+	if i == len(servers) {
+		return idempotency.ScanPage{}, nil
+	}
+	if !found {
+		at.position = 0
+	}
+	keys, next, err := servers[i].Scan(ctx, at.position, globEscape.Replace(s.prefix)+"*", scanCount).Result()
 	if err != nil {
 		return idempotency.ScanPage{}, translate(err)
 	}
 	var page idempotency.ScanPage
-	if next != 0 {
-		page.Next = strconv.FormatUint(next, 10)
+	switch {
+	case next != 0:
+		page.Next = scanCursor{next, servers[i].Options().Addr}.String()
+	case i+1 < len(servers):
+		page.Next = scanCursor{0, servers[i+1].Options().Addr}.String()
 	}
-	return page, s.readHeaders(ctx, client, keys, &page)
+	return page, s.readHeaders(ctx, s.current(), keys, &page)
+}
+
+// scanCursor is where a scan goes on.
+type scanCursor struct {
+	position uint64 // the server's own
+	address  string
+}
+
+func (c scanCursor) String() string { return strconv.FormatUint(c.position, 10) + " " + c.address }
+
+func parseCursor(text string) (c scanCursor, err error) {
+	if text == "" {
+		return scanCursor{}, nil // before all
+	}
+	position, address, _ := strings.Cut(text, " ")
+	if c.position, err = strconv.ParseUint(position, 10, 64); err != nil {
+		return scanCursor{}, fmt.Errorf("%w: the cursor is not one of this store's", idempotency.ErrNotApplied)
+	}
+	c.address = address
+	return c, nil
+}
+
+// primaries returns the servers that have records, in the order of their
+// addresses.
+func (s *Store) primaries(ctx context.Context) ([]*goredis.Client, error) {
+	switch client := s.current().(type) {
+	case *goredis.Client:
+		return []*goredis.Client{client}, nil
+	case *goredis.ClusterClient:
+		var mu sync.Mutex
+		var servers []*goredis.Client
+		err := client.ForEachMaster(ctx, func(_ context.Context, server *goredis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			servers = append(servers, server)
+			return nil
+		})
+		slices.SortFunc(servers, func(a, b *goredis.Client) int { return strings.Compare(a.Options().Addr, b.Options().Addr) })
+		return servers, err
+	default:
+		return nil, fmt.Errorf("redis: unexpected client %T", client)
+	}
 }
 
 // globEscape takes the meaning from what SCAN's pattern would read as more
@@ -43,7 +102,7 @@ func (s *Store) Scan(ctx context.Context, cursor string) (idempotency.ScanPage, 
 var globEscape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
 
 // readHeaders reads the headers of the records among the keys into the page.
-func (s *Store) readHeaders(ctx context.Context, client *goredis.Client, keys []string, page *idempotency.ScanPage) error {
+func (s *Store) readHeaders(ctx context.Context, client goredis.UniversalClient, keys []string, page *idempotency.ScanPage) error {
 	pipe := client.Pipeline()
 	var ids []idempotency.RecordID
 	var values []*goredis.StringCmd

@@ -40,7 +40,7 @@ var (
 const allowOOM = "#!lua flags=allow-oom\n"
 
 var (
-	claimScript     = newScript("claim", recordLua+claimLua)
+	claimScript     = awaited(newScript("claim", recordLua+claimLua))
 	renewScript     = newScript("renew", allowOOM+recordLua+renewLua)
 	completeScript  = newScript("complete", allowOOM+recordLua+completeLua)
 	uncertainScript = newScript("uncertain", allowOOM+recordLua+uncertainLua)
@@ -56,16 +56,31 @@ type script struct {
 	operation string
 	source    string
 	sha1      string
+	// awaited: what it writes counts only when the configured replicas have it.
+	awaited bool
 }
 
 func newScript(operation, source string) script {
 	sum := sha1.Sum([]byte(source)) //nolint:gosec // see above
-	return script{operation, source, hex.EncodeToString(sum[:])}
+	return script{operation: operation, source: source, sha1: hex.EncodeToString(sum[:])}
+}
+
+func awaited(s script) script {
+	s.awaited = true
+	return s
 }
 
 // sentOnce is a command that go-redis sends once. Without it the client
-// re-sends on time-outs, and on a Cluster even with MaxRetries: -1.
-type sentOnce struct{ *goredis.Cmd }
+// re-sends on time-outs, and on a Cluster even with MaxRetries: -1. A Cluster's
+// redirections are followed: the node that redirects has not executed it.
+type sentOnce struct {
+	*goredis.Cmd
+	// wait, if set, follows the command on its connection; see server.
+	wait *goredis.Cmd
+}
+
+// waiting makes the command that follows, nil for none.
+type waiting func(context.Context) *goredis.Cmd
 
 func (sentOnce) NoRetry() bool { return true }
 
@@ -78,17 +93,23 @@ func (s script) bySource(ctx context.Context, key string, args ...any) sentOnce 
 }
 
 func (script) command(ctx context.Context, name, body, key string, args []any) sentOnce {
-	return sentOnce{goredis.NewCmd(ctx, append([]any{name, body, 1, key}, args...)...)}
+	return sentOnce{Cmd: goredis.NewCmd(ctx, append([]any{name, body, 1, key}, args...)...)}
 }
 
 // run sends the script, by its source if the server does not know it yet. No
 // other error is a reason to send again.
-func (s script) run(ctx context.Context, client *goredis.Client, key string, args ...any) sentOnce {
+func (s script) run(ctx context.Context, client goredis.UniversalClient, wait waiting, key string, args ...any) sentOnce {
 	cmd := s.bySHA(ctx, key, args...)
-	_ = client.Process(ctx, cmd)
+	process := func() {
+		if wait != nil {
+			cmd.wait = wait(ctx)
+		}
+		_ = client.Process(ctx, cmd)
+	}
+	process()
 	if isNoScript(cmd.Err()) {
 		cmd = s.bySource(ctx, key, args...)
-		_ = client.Process(ctx, cmd)
+		process()
 	}
 	return cmd
 }

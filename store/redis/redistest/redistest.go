@@ -5,6 +5,7 @@ package redistest
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	_ "embed"
 	"fmt"
 	"net"
@@ -28,11 +29,12 @@ type Server struct {
 	// Client is connected to the server, for what a test wants to see or spoil.
 	Client *goredis.Client
 
-	args []string
-	env  []string // in addition to the test's own
-	log  *syncBuffer
-	cmd  *exec.Cmd
-	done chan struct{}
+	args   []string
+	env    []string // in addition to the test's own
+	socket string
+	log    *syncBuffer
+	cmd    *exec.Cmd
+	done   chan struct{}
 }
 
 // Start runs a redis-server with an append-only file that is fsynced every
@@ -40,7 +42,7 @@ type Server struct {
 // the test.
 func Start(t testing.TB, options ...string) *Server {
 	t.Helper()
-	return start(t, nil, options)
+	return start(t, launch{options: options})
 }
 
 //go:embed testdata/clock.c
@@ -59,30 +61,49 @@ func StartApart(t testing.TB, by time.Duration, options ...string) *Server {
 	if output, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, output)
 	}
-	return start(t, []string{"LD_PRELOAD=" + library, fmt.Sprintf("CLOCK_APART=%d", int(by.Seconds()))}, options)
+	return start(t, launch{
+		env:     []string{"LD_PRELOAD=" + library, fmt.Sprintf("CLOCK_APART=%d", int(by.Seconds()))},
+		options: options,
+	})
 }
 
-func start(t testing.TB, env, options []string) *Server {
+// launch is how a server is to be started.
+type launch struct {
+	env     []string      // in addition to the test's own
+	tls     *Certificates // the server speaks TLS alone
+	options []string
+}
+
+func start(t testing.TB, l launch) *Server {
 	t.Helper()
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		t.Fatal("redis-server is not installed; ./xcaddy.sh test installs it")
-	}
 	port := freePort(t)
+	listen := []string{"--port", fmt.Sprint(port)}
+	var clientTLS *tls.Config
+	if c := l.tls; c != nil {
+		listen = []string{
+			"--port", "0", "--tls-port", fmt.Sprint(port), "--tls-auth-clients", "yes",
+			"--tls-cert-file", c.Server, "--tls-key-file", c.ServerKey, "--tls-ca-cert-file", c.CA,
+		}
+		clientTLS = c.Config
+	}
 	dir := t.TempDir()
 	s := &Server{
 		Address: fmt.Sprintf("127.0.0.1:%d", port),
-		env:     env,
+		env:     l.env,
 		log:     &syncBuffer{},
-		args: append([]string{
-			"--bind", "127.0.0.1", "--port", fmt.Sprint(port), "--dir", dir,
-			"--unixsocket", filepath.Join(dir, "redis.sock"),
-			"--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
-			"--enable-debug-command", "yes",
-		}, options...),
+		socket:  filepath.Join(dir, "redis.sock"),
 	}
-	client := &goredis.Options{Addr: s.Address, MaxRetries: -1}
-	if i := slices.Index(options, "--requirepass"); i >= 0 {
-		client.Password = options[i+1]
+	s.args = slices.Concat(listen, []string{
+		"--bind", "127.0.0.1", "--dir", dir, "--unixsocket", s.socket,
+		"--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
+		"--enable-debug-command", "yes",
+		// A replica follows without the delay that is meant for many of them.
+		"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
+		"--shutdown-timeout", "0", // or a primary waits for replicas that lag
+	}, l.options)
+	client := &goredis.Options{Addr: s.Address, MaxRetries: -1, TLSConfig: clientTLS}
+	if i := slices.Index(l.options, "--requirepass"); i >= 0 {
+		client.Password = l.options[i+1]
 	}
 	s.Client = goredis.NewClient(client)
 	t.Cleanup(func() {
@@ -94,12 +115,15 @@ func start(t testing.TB, env, options []string) *Server {
 }
 
 // Socket is the path of the server's unix socket.
-func (s *Server) Socket() string { return s.args[7] }
+func (s *Server) Socket() string { return s.socket }
 
 // Run starts the process, anew after Kill or Stop with the data that it kept,
 // and returns when it answers.
 func (s *Server) Run(t testing.TB) {
 	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Fatal("redis-server is not installed; ./xcaddy.sh test installs it")
+	}
 	s.cmd = exec.Command("redis-server", s.args...)
 	s.cmd.Env = append(os.Environ(), s.env...)
 	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
@@ -162,6 +186,18 @@ func (s *Server) signal(t testing.TB, signal os.Signal) {
 	t.Helper()
 	if err := s.cmd.Process.Signal(signal); err != nil {
 		t.Fatalf("signal redis-server: %v", err)
+	}
+}
+
+// Await polls until the condition holds, for at most half a minute.
+func Await(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited half a minute for %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 

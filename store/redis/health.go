@@ -1,0 +1,414 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// DefaultCheckInterval is the time between two looks at the servers' health.
+const DefaultCheckInterval = time.Minute
+
+// Finding is one thing that a server says about itself.
+type Finding struct {
+	// Server is its host:port, or the name of the master that Sentinels watch.
+	Server string
+	// Setting is the server's own name for it, as in redis.conf or INFO:
+	// maxmemory-policy, appendonly, appendfsync, …; and connection for a server
+	// that cannot be asked.
+	Setting string
+	Value   string
+	// Loss says what can be lost, or does not work, because of the value. It is
+	// empty if nothing is.
+	Loss string
+	// Refused: a store with Strict grants no claims because of it.
+	Refused bool
+}
+
+// health is what the servers last said.
+type health struct {
+	mu      sync.Mutex
+	servers map[string]said
+}
+
+// said is what one server last said.
+type said struct {
+	runID  string
+	losses map[string]Finding // by setting
+}
+
+// Findings returns what is wrong with the servers, as far as it is known,
+// ordered by server and setting.
+func (s *Store) Findings() []Finding {
+	s.health.mu.Lock()
+	defer s.health.mu.Unlock()
+	var all []Finding
+	for _, server := range slices.Sorted(maps.Keys(s.health.servers)) {
+		losses := s.health.servers[server].losses
+		for _, setting := range slices.Sorted(maps.Keys(losses)) {
+			all = append(all, losses[setting])
+		}
+	}
+	return all
+}
+
+// Inspect asks all servers now, and returns all that they say, what is well
+// included, ordered by server.
+func (s *Store) Inspect(ctx context.Context) []Finding {
+	ctx, cancel := context.WithTimeout(ctx, 2*s.config.Timeout)
+	defer cancel()
+	var mu sync.Mutex
+	found := map[string][]Finding{}
+	failed := func(err error) []Finding {
+		return []Finding{{Setting: settingConnection, Value: "failed", Loss: err.Error()}}
+	}
+	err := s.eachServer(ctx, func(ctx context.Context, name string, client *goredis.Client) {
+		findings, runID, err := s.ask(ctx, client.Pipeline())
+		if err != nil {
+			findings = failed(err)
+		}
+		s.note(name, runID, findings)
+		mu.Lock()
+		defer mu.Unlock()
+		found[name] = findings
+	})
+	if err != nil {
+		// No node says which ones there are.
+		name := strings.Join(s.config.Addresses, " ")
+		found[name] = failed(err)
+		s.note(name, "", found[name])
+	} else {
+		s.keepOnly(found)
+	}
+
+	var all []Finding
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		for _, f := range found[name] {
+			f.Server = name
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// Watch asks the servers now, and again and again until Close. What it finds is
+// reported to Config.Report. It returns at once; further calls do nothing.
+func (s *Store) Watch() {
+	s.watchOnce.Do(func() {
+		s.watching.Go(func() {
+			timer := time.NewTimer(0)
+			defer timer.Stop()
+			for {
+				select {
+				case <-s.closed.Done():
+					return
+				case <-timer.C:
+				}
+				s.Inspect(s.closed)
+				timer.Reset(s.nextLook())
+			}
+		})
+	})
+}
+
+// nextLook is a second as long as strict refuses claims, so that they go on
+// soon after the setting is right.
+func (s *Store) nextLook() time.Duration {
+	if s.config.Strict && s.refusal() != nil {
+		return min(time.Second, s.config.CheckInterval)
+	}
+	return s.config.CheckInterval
+}
+
+// fit returns an error if strict allows no claim on what is known of the
+// servers.
+func (s *Store) fit(ctx context.Context) error {
+	if !s.config.Strict {
+		return nil
+	}
+	s.health.mu.Lock()
+	known := len(s.health.servers) > 0
+	s.health.mu.Unlock()
+	if !known {
+		s.Inspect(ctx)
+	}
+	return s.refusal()
+}
+
+// refusal returns the first finding that strict refuses, as an error.
+func (s *Store) refusal() error {
+	for _, f := range s.Findings() {
+		if f.Refused {
+			return fmt.Errorf("redis: strict refuses claims: %s at %s is %q: %s", f.Setting, f.Server, f.Value, f.Loss)
+		}
+	}
+	return nil
+}
+
+// onConnect returns what is done with each new connection to a server before
+// it is used.
+func (s *Store) onConnect(name string) func(context.Context, *goredis.Conn) error {
+	return func(ctx context.Context, conn *goredis.Conn) error {
+		findings, runID, err := s.ask(ctx, conn.Pipeline())
+		if err != nil {
+			return err
+		}
+		if findings != nil {
+			s.note(name, runID, findings)
+		}
+		return nil
+	}
+}
+
+const (
+	settingConnection = "connection"
+	settingRunID      = "run_id"
+)
+
+// ask asks one server in one round trip. An error means that it cannot be used.
+// Nothing is found on a connection to a Sentinel.
+func (s *Store) ask(ctx context.Context, pipe goredis.Pipeliner) (findings []Finding, runID string, err error) {
+	hello := pipe.Do(ctx, "hello") // which every user may send
+	info := pipe.Do(ctx, "info")
+	config := pipe.Do(ctx, "config", "get", "appendfsync", "no-appendfsync-on-rewrite", "save")
+	_, _ = pipe.Exec(ctx) // each command has its own error
+
+	reply, err := hello.Result()
+	var fromServer goredis.Error
+	switch {
+	case err != nil && !neverSent(err) && goredis.HasErrorPrefix(err, "unknown command"):
+		return nil, "", unfitError{"it does not know HELLO, and Redis 7.0 or later is needed"}
+	case err != nil:
+		return nil, "", noConnection(err)
+	}
+	fields := parseHello(reply)
+	if err := s.fitness(fields); err != nil {
+		return nil, "", err
+	}
+	if fields["mode"] == modeSentinel {
+		return nil, "", nil
+	}
+	findings = []Finding{{Setting: "version", Value: fields["version"]}, {Setting: "role", Value: fields["role"]}}
+	text, err := info.Text()
+	switch {
+	case errors.As(err, &fromServer):
+		findings = append(findings, Finding{Setting: "INFO", Value: "denied", Refused: true,
+			Loss: "what the server may lose is not known: allow the user +info"})
+		return findings, "", nil
+	case err != nil:
+		return nil, "", noConnection(err)
+	}
+	server := parseInfo(text)
+	settings := map[string]string{}
+	if pairs, err := config.Slice(); err == nil {
+		for i := 0; i+1 < len(pairs); i += 2 {
+			name, _ := pairs[i].(string)
+			settings[name], _ = pairs[i+1].(string)
+		}
+	}
+	return append(findings, s.judge(server, settings, fields["role"] == roleMaster)...), server[settingRunID], nil
+}
+
+// judge says what the state and the settings of a server mean. Settings is
+// empty if the server does not tell them.
+func (s *Store) judge(info, settings map[string]string, primary bool) []Finding {
+	var findings []Finding
+	say := func(setting, value, loss string, refused bool) {
+		findings = append(findings, Finding{Setting: setting, Value: value, Loss: loss, Refused: loss != "" && refused})
+	}
+	when := func(condition bool, loss string) string {
+		if condition {
+			return loss
+		}
+		return ""
+	}
+
+	limit, _ := strconv.ParseFloat(info["maxmemory"], 64) // 0 is no limit
+	used, _ := strconv.ParseFloat(info["used_memory"], 64)
+	say("maxmemory", info["maxmemory"],
+		when(limit > 0 && used > 0.9*limit, "more than nine tenths of it are used: a full server refuses new submits"), false)
+	policy := info["maxmemory_policy"]
+	say("maxmemory-policy", policy, when(limit > 0 && policy != "noeviction",
+		"a full server removes records without a word, and a repeat of their submit is sent again: set noeviction"), true)
+
+	if info["aof_enabled"] == "1" {
+		say("appendonly", "yes", "", false)
+		sync, told := settings["appendfsync"]
+		switch {
+		case !told:
+			say("appendfsync", "unknown",
+				"what a failure of the machine loses is not known: allow the user +config|get, or see the documentation of the service", true)
+		default:
+			say("appendfsync", sync, when(sync != "always" && sync != "everysec",
+				"a failure of the machine loses what its kernel has not written, commonly 30 seconds of records: set always or everysec"), true)
+		}
+		if rewrite, told := settings["no-appendfsync-on-rewrite"]; told {
+			say("no-appendfsync-on-rewrite", rewrite, when(rewrite == "yes",
+				"while the file is rewritten a failure of the machine loses as much as with appendfsync no: set no"), false)
+		}
+		status := info["aof_last_write_status"]
+		say("aof_last_write_status", status, when(status != "ok",
+			"the server cannot write its append-only file: see its log and its disk"), true)
+	} else {
+		lost := "all records since the last snapshot"
+		if save, told := settings["save"]; told && save == "" {
+			lost = "all records"
+		}
+		say("appendonly", "no", "a restart loses "+lost+", and a repeat of their submit is sent again: set yes", true)
+		status := info["rdb_last_bgsave_status"]
+		say("rdb_last_bgsave_status", status, when(status != "ok",
+			"the server cannot write its snapshot: see its log and its disk"), true)
+	}
+
+	if primary {
+		n, err := strconv.Atoi(info["connected_slaves"])
+		say("connected_slaves", info["connected_slaves"], when(err == nil && n < s.config.Replicas,
+			fmt.Sprintf("a claim needs %d of them: submits with a key get 503", s.config.Replicas)), false)
+	}
+	return findings
+}
+
+// note keeps what a server said, and reports what has changed.
+func (s *Store) note(name, runID string, findings []Finding) {
+	now := said{runID, map[string]Finding{}}
+	for _, f := range findings {
+		if f.Loss != "" {
+			f.Server = name
+			now.losses[f.Setting] = f
+		}
+	}
+	s.health.mu.Lock()
+	before := s.health.servers[name]
+	if runID == "" {
+		now.runID = before.runID
+	}
+	if _, failed := now.losses[settingConnection]; failed {
+		// What it said before is still the best that is known of it.
+		for setting, f := range before.losses {
+			now.losses[setting] = f
+		}
+	}
+	if s.health.servers == nil {
+		s.health.servers = map[string]said{}
+	}
+	s.health.servers[name] = now
+	s.health.mu.Unlock()
+
+	if before.runID != "" && before.runID != now.runID {
+		s.report(Finding{Server: name, Setting: settingRunID, Value: runID,
+			Loss: "the server was restarted, or another one took its place: what it had not persisted or replicated is lost"}, true)
+	}
+	s.reportChanges(before.losses, now.losses)
+}
+
+func (s *Store) reportChanges(before, now map[string]Finding) {
+	for _, setting := range slices.Sorted(maps.Keys(now)) {
+		if f, known := before[setting]; !known || f.Value != now[setting].Value {
+			s.report(now[setting], true)
+		}
+	}
+	for _, setting := range slices.Sorted(maps.Keys(before)) {
+		if _, still := now[setting]; !still {
+			s.report(before[setting], false)
+		}
+	}
+}
+
+func (s *Store) report(f Finding, present bool) {
+	if s.config.Report != nil {
+		s.config.Report(f, present)
+	}
+}
+
+// keepOnly forgets the servers that are no longer part of the deployment.
+func (s *Store) keepOnly(found map[string][]Finding) {
+	s.health.mu.Lock()
+	var gone []said
+	for name, server := range s.health.servers {
+		if _, still := found[name]; !still {
+			gone = append(gone, server)
+			delete(s.health.servers, name)
+		}
+	}
+	s.health.mu.Unlock()
+	for _, server := range gone {
+		s.reportChanges(server.losses, nil)
+	}
+}
+
+// unfitError says that a server cannot keep records as it is configured here.
+// Nothing is sent to it.
+type unfitError struct{ reason string }
+
+func (e unfitError) Error() string { return "the server cannot be used: " + e.reason }
+
+const (
+	modeCluster  = "cluster"
+	modeSentinel = "sentinel"
+	roleMaster   = "master"
+)
+
+// fitness looks at the reply to HELLO.
+func (s *Store) fitness(hello map[string]string) error {
+	version, mode := hello["version"], hello["mode"]
+	major, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(major)
+	switch {
+	case err != nil || n < 7:
+		return unfitError{fmt.Sprintf("its version is %q, and Redis 7.0 or later is needed", version)}
+	case mode == modeSentinel && s.config.Sentinel != "":
+		return nil // the way to the master
+	case mode == modeSentinel:
+		return unfitError{"it is a Sentinel: set the option sentinel with the name of the master"}
+	case mode == modeCluster && !s.config.Cluster:
+		return unfitError{"it is a node of a Redis Cluster: set the option cluster"}
+	case mode != modeCluster && s.config.Cluster:
+		return unfitError{"it is not a node of a Redis Cluster: remove the option cluster"}
+	case hello["role"] != roleMaster && !s.config.Cluster:
+		// A Cluster's replica redirects to its primary; any other is a dead end.
+		return unfitError{"it is a read-only replica: give the address of the primary, or use sentinel or cluster"}
+	default:
+		return nil
+	}
+}
+
+// parseHello reads the reply to HELLO: pairs in a list, or a map on the
+// connections to Sentinels, where go-redis speaks RESP3.
+func parseHello(reply any) map[string]string {
+	fields := map[string]string{}
+	set := func(name, value any) {
+		if name, ok := name.(string); ok {
+			fields[name], _ = value.(string) // numbers and lists are of no interest
+		}
+	}
+	switch reply := reply.(type) {
+	case []any:
+		for i := 0; i+1 < len(reply); i += 2 {
+			set(reply[i], reply[i+1])
+		}
+	case map[any]any:
+		for name, value := range reply {
+			set(name, value)
+		}
+	}
+	return fields
+}
+
+// parseInfo reads the reply to INFO.
+func parseInfo(text string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, found := strings.Cut(strings.TrimSpace(line), ":"); found {
+			fields[name] = value
+		}
+	}
+	return fields
+}
