@@ -48,6 +48,26 @@ var mistakes = []mistake{
 		"./store/redis", "TestStore",
 	},
 	{
+		"a command is sent again", "store/redis/script.go",
+		"func (sentOnce) NoRetry() bool { return true }", "func (sentOnce) NoRetry() bool { return false }",
+		"./store/redis", "TestSentOnce",
+	},
+	{
+		"too few replicas are enough", "store/redis/replicas.go",
+		"if replicas < int64(s.config.Replicas) {", "if replicas < 0 {",
+		black, "TestFailover|TestReplicaDoesNotAnswer",
+	},
+	{
+		"strict looks away", "store/redis/health.go",
+		"		if f.Refused {\n			return", "		if false {\n			return",
+		"./store/redis", "TestStrict",
+	},
+	{
+		"a replica is taken for a primary", "store/redis/health.go",
+		`case hello["role"] != roleMaster && !s.config.Cluster:`, "case false:",
+		"./store/redis", "TestBadInput",
+	},
+	{
 		"no token in the embedded store", "store/embedded/embedded.go",
 		"if err != nil || !found || record.Token != token {", "if err != nil || !found {",
 		"./store/embedded", "TestStore",
