@@ -124,8 +124,9 @@ type Store interface {
 
 // Claim is the wish to send one submit.
 type Claim struct {
-	ID          RecordID
-	Token       Token
+	ID    RecordID
+	Token Token
+	// Fingerprint as it is stored, which a Keyring makes of the request's.
 	Fingerprint Fingerprint
 	Lease       time.Duration
 	Retention   time.Duration
@@ -161,7 +162,7 @@ const (
 type ClaimReply struct {
 	Verdict Verdict
 	// Record is the record that stands in the way: set with AlreadyCompleted,
-	// StillInProgress and AlreadyUncertain.
+	// StillInProgress, AlreadyUncertain and OtherRequest.
 	Record Record
 	Now    time.Time
 }

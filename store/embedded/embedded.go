@@ -175,7 +175,7 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 		switch state := record.StateAt(r.now); {
 		case mine:
 		case record.Fingerprint != c.Fingerprint:
-			reply.Verdict = idempotency.OtherRequest
+			reply.Verdict, reply.Record = idempotency.OtherRequest, record
 			return reply, nil
 		case state == idempotency.Completed:
 			reply.Verdict, reply.Record = idempotency.AlreadyCompleted, record

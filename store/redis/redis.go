@@ -147,12 +147,11 @@ func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Cla
 		}
 		reply.Verdict = idempotency.Claimed
 		return reply, nil
-	case "other_request":
-		reply.Verdict = idempotency.OtherRequest
-		return reply, nil
 	case "too_late":
 		reply.Verdict = idempotency.TooLate
 		return reply, nil
+	case "other_request":
+		reply.Verdict = idempotency.OtherRequest
 	case "completed":
 		reply.Verdict = idempotency.AlreadyCompleted
 	case "in_progress":

@@ -430,9 +430,9 @@ func claimCall(c idempotency.Claim) call {
 		func(m model, now int64) (model, any) {
 			after, verdict := m.claim(c, now)
 			switch verdict {
-			case idempotency.AlreadyCompleted, idempotency.StillInProgress, idempotency.AlreadyUncertain:
+			case idempotency.AlreadyCompleted, idempotency.StillInProgress, idempotency.AlreadyUncertain, idempotency.OtherRequest:
 				return after, claimed{verdict, m.shown()}
-			case idempotency.Claimed, idempotency.OtherRequest, idempotency.TooLate:
+			case idempotency.Claimed, idempotency.TooLate:
 			}
 			return after, claimed{verdict: verdict}
 		},

@@ -181,6 +181,11 @@ func testModel(t *testing.T, f Fixture) {
 				}
 				after, verdict := reference[c.ID].claim(c, reply.Now.UnixMilli())
 				agree("Claim", reply.Verdict, verdict)
+				inTheWay := model{}
+				if verdict != idempotency.Claimed && verdict != idempotency.TooLate {
+					inTheWay = after.shown()
+				}
+				agree("Claim's record", seen(reply.Record), inTheWay)
 				reference[c.ID] = after
 			},
 			"renew": func(t *rapid.T) {

@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -482,15 +483,20 @@ func testOtherRequest(t *testing.T, f Fixture) {
 	s := newSession(t, f.Store)
 	c, other := s.request("a"), s.request("b")
 	other.TakeOver = true
+	refused := func(state idempotency.State, payload string) {
+		t.Helper()
+		reply := s.claim(other, idempotency.OtherRequest)
+		want := s.wantRecord(state, c, payload)
+		if !reflect.DeepEqual(reply.Record, want) {
+			t.Errorf("the reply's record is %+v, want the one in the store, %+v", reply.Record, want)
+		}
+	}
 	s.claim(c, idempotency.Claimed)
-	s.claim(other, idempotency.OtherRequest)
-	s.wantRecord(idempotency.InProgress, c, "claimed a")
+	refused(idempotency.InProgress, "claimed a")
 	s.uncertain(c, "lost", true)
-	s.claim(other, idempotency.OtherRequest)
-	s.wantRecord(idempotency.Uncertain, c, "lost")
+	refused(idempotency.Uncertain, "lost")
 	s.complete(c, "done", true)
-	s.claim(other, idempotency.OtherRequest)
-	s.wantRecord(idempotency.Completed, c, "done")
+	refused(idempotency.Completed, "done")
 }
 
 func testRetention(t *testing.T, f Fixture) {

@@ -6,8 +6,8 @@
 -- ARGV[5]  '1' to take over an uncertain record
 -- ARGV[6]  not after, Unix ms of this server's clock
 -- ARGV[7]  payload
--- Result: 'claimed'; 'completed', 'in_progress' or 'uncertain' with the record
--- as sixth element; 'other_request'; 'too_late'.
+-- Result: 'claimed'; 'too_late'; 'other_request', 'completed', 'in_progress' or
+-- 'uncertain' with the record as sixth element.
 --
 -- It runs without flags on purpose: a server over maxmemory then refuses the
 -- SET, and still answers replays.
@@ -20,7 +20,7 @@ if unreadable then return unreadable end
 
 local mine = record and record.state == 'p' and record.token == token
 if record and not mine then
-  if record.fingerprint ~= fingerprint then return reply('claim', token, 'other_request') end
+  if record.fingerprint ~= fingerprint then return reply('claim', token, 'other_request', record.value) end
   if record.state == 'c' then return reply('claim', token, 'completed', record.value) end
   if record.state == 'p' and now < record.lease_until then
     return reply('claim', token, 'in_progress', record.value)
