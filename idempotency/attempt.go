@@ -15,6 +15,7 @@ type Attempt struct {
 	id      RecordID
 	token   Token
 	details Details
+	seal    seal
 
 	// strayUntil is when another try of its claim can no longer be granted, on
 	// the store's clock; zero if there is none.
@@ -97,7 +98,7 @@ func (a *Attempt) store(op operation, details Details, status int) {
 		u.op, u.notAfter = opWithdraw, a.strayUntil
 	}
 	if op != opRelease {
-		payload, err := details.encode()
+		payload, err := a.seal.close(details)
 		if err != nil {
 			// Nothing in Details can fail to encode; if it does, the record
 			// stays as it is and becomes uncertain when its lease is over.

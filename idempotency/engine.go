@@ -137,7 +137,8 @@ type Admission struct {
 	Problem *Problem
 }
 
-// Begin asks the store whether a submit may be sent. It costs one round trip.
+// Begin asks the store whether a submit may be sent. It costs one round trip,
+// and another one to take over a record that is under an old key.
 //
 // An error wraps ErrStoreUnavailable: nothing may be sent. If the store may
 // have granted the claim all the same, or may still do so, the engine takes it
@@ -146,7 +147,7 @@ type Admission struct {
 // With Policy.Wait a submit whose first is running is held until that has come
 // to its end or the time is over, and costs a round trip more. Only this wait
 // ends with ctx. Asking the store takes two store timeouts at most, and three
-// until it has been reached for the first time.
+// until it has been reached for the first time, for each round trip.
 func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
 	if policy.Wait <= 0 {
 		return e.begin(ctx, policy, s)
@@ -162,18 +163,34 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 	}
 }
 
-// begin claims once.
+// begin claims under the first key, and once more if an uncertain record under
+// another key may be taken over: it stays under that key.
 func (e *Engine) begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
 	ctx = context.WithoutCancel(ctx)
 	s.Details.JobPointer = policy.JobID.String()
-	payload, err := s.Details.encode()
+	key := policy.Keyring.first()
+	own := key.seal(s.ID, key.fingerprintOf(s.ID, s.Fingerprint))
+	admission, other, err := e.beginUnder(ctx, policy, s, own)
+	if other != nil {
+		admission, other, err = e.beginUnder(ctx, policy, s, *other)
+	}
+	if other != nil {
+		return Admission{}, fmt.Errorf("%w: the record has changed hands", ErrStoreUnavailable)
+	}
+	return admission, err
+}
+
+// beginUnder claims once. If the record can be had under another seal alone, it
+// returns that one and nothing else.
+func (e *Engine) beginUnder(ctx context.Context, policy Policy, s Submit, own seal) (Admission, *seal, error) {
+	payload, err := own.close(s.Details)
 	if err != nil {
-		return Admission{}, errors.Join(ErrStoreUnavailable, err)
+		return Admission{}, nil, errors.Join(ErrStoreUnavailable, err)
 	}
 	claim := Claim{
 		ID:          s.ID,
 		Token:       NewToken(),
-		Fingerprint: s.Fingerprint,
+		Fingerprint: own.fingerprint,
 		Lease:       policy.Lease,
 		Retention:   policy.Retention,
 		TakeOver:    policy.ResubmitUncertain,
@@ -183,39 +200,64 @@ func (e *Engine) begin(ctx context.Context, policy Policy, s Submit) (Admission,
 	reply, err := e.claim(ctx, &claim)
 	if err != nil {
 		e.observer.StoreError(nameClaim, s.ID, err)
-		return Admission{}, fmt.Errorf("%w: claim record: %w", ErrStoreUnavailable, err)
+		return Admission{}, nil, fmt.Errorf("%w: claim record: %w", ErrStoreUnavailable, err)
 	}
 
-	now := reply.Now
 	switch reply.Verdict {
 	case Claimed:
-		a := &Attempt{engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details, strayUntil: claim.NotAfter}
+		a := &Attempt{
+			engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details, seal: own,
+			strayUntil: claim.NotAfter,
+		}
 		e.attend(a, sentAt)
-		return Admission{Attempt: a}, nil
-	case AlreadyCompleted:
-		answer, err := decodeAnswer(reply.Record)
+		return Admission{Attempt: a}, nil, nil
+	case AlreadyCompleted, StillInProgress, AlreadyUncertain:
+		admission, err := e.repeat(s.ID, own, reply)
+		return admission, nil, err
+	case OtherRequest:
+		other, same, err := policy.Keyring.recognise(s, reply.Record)
 		if err != nil {
 			e.observer.StoreError(nameClaim, s.ID, err)
-			return Admission{}, fmt.Errorf("%w: read stored answer: %w", ErrStoreUnavailable, err)
+			return Admission{}, nil, fmt.Errorf("%w: compare requests: %w", ErrStoreUnavailable, err)
 		}
-		if answer.Unavailable {
-			return Admission{Problem: &Problem{Code: CodeResultUnavailable, Detail: recordDetail(s.ID)}}, nil
+		if !same {
+			return Admission{Problem: &Problem{Code: CodeReuse}}, nil, nil
 		}
-		return Admission{Replay: &answer}, nil
-	case StillInProgress:
-		r := reply.Record
-		return Admission{Problem: &Problem{
-			Code:       CodeInProgress,
-			RetryAfter: retryAfterInProgress(now.Sub(r.ChangedAt), r.LeaseUntil.Sub(now)),
-		}}, nil
-	case AlreadyUncertain:
-		return Admission{Problem: &Problem{Code: CodeOutcomeUnknown, Detail: recordDetail(s.ID)}}, nil
-	case OtherRequest:
-		return Admission{Problem: &Problem{Code: CodeReuse}}, nil
+		if claim.TakeOver && reply.Record.StateAt(reply.Now) == Uncertain {
+			return Admission{}, &other, nil
+		}
+		admission, err := e.repeat(s.ID, other, reply)
+		return admission, nil, err
 	case TooLate:
 		// claim reports it as an error.
 	}
-	return Admission{}, fmt.Errorf("%w: the store gave verdict %d", ErrStoreUnavailable, reply.Verdict)
+	return Admission{}, nil, fmt.Errorf("%w: the store gave verdict %d", ErrStoreUnavailable, reply.Verdict)
+}
+
+// repeat answers a repeat of the request that the record is of.
+func (e *Engine) repeat(id RecordID, s seal, reply ClaimReply) (Admission, error) {
+	r := reply.Record
+	switch state := r.StateAt(reply.Now); state {
+	case Completed:
+		answer, err := answerOf(r, s)
+		if err != nil {
+			e.observer.StoreError(nameClaim, id, err)
+			return Admission{}, fmt.Errorf("%w: read stored answer: %w", ErrStoreUnavailable, err)
+		}
+		if answer.Unavailable {
+			return Admission{Problem: &Problem{Code: CodeResultUnavailable, Detail: recordDetail(id)}}, nil
+		}
+		return Admission{Replay: &answer}, nil
+	case InProgress:
+		return Admission{Problem: &Problem{
+			Code:       CodeInProgress,
+			RetryAfter: retryAfterInProgress(reply.Now.Sub(r.ChangedAt), r.LeaseUntil.Sub(reply.Now)),
+		}}, nil
+	case Uncertain:
+		return Admission{Problem: &Problem{Code: CodeOutcomeUnknown, Detail: recordDetail(id)}}, nil
+	default:
+		return Admission{}, fmt.Errorf("%w: the record in the way is %s", ErrStoreUnavailable, state)
+	}
 }
 
 func recordDetail(id RecordID) string { return "Record: " + string(id) + "." }

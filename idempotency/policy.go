@@ -33,6 +33,8 @@ type Policy struct {
 	// JobID is where the body of an acceptance has the job's id, which
 	// operators are shown.
 	JobID Pointer
+	// Keyring encrypts records; nil leaves them readable.
+	Keyring *Keyring
 }
 
 // Condition holds for a JSON document whose value at Pointer is Value: its JSON

@@ -49,7 +49,8 @@ type Record struct {
 	// from another one, whose outcome is unknown.
 	Resubmitted bool
 	// Token of the attempt that the record belongs to; zero if it is nobody's.
-	Token       Token
+	Token Token
+	// Fingerprint of the request; keyed if the record is encrypted.
 	Fingerprint Fingerprint
 	// CreatedAt is when the record's first attempt was claimed.
 	CreatedAt time.Time
@@ -60,7 +61,7 @@ type Record struct {
 	LeaseUntil time.Time
 	// Retention is how long the record lives after its last transition.
 	Retention time.Duration
-	// Payload is an encoded Details.
+	// Payload is an encoded Details, encrypted if there is a Keyring.
 	Payload []byte
 }
 
@@ -239,8 +240,9 @@ func (d Details) encode() ([]byte, error) {
 	return payload, nil
 }
 
-// DecodeDetails reads the payload of a record. Anything that it does not
-// understand is ErrUnreadable.
+// DecodeDetails reads the payload of a record that is not encrypted; see
+// Keyring.Details for one that may be. Anything that it does not understand is
+// ErrUnreadable.
 func DecodeDetails(payload []byte) (Details, error) {
 	var d Details
 	if len(payload) == 0 || payload[0]>>5 != 5 { // a map; null would decode to nothing
@@ -256,9 +258,9 @@ func DecodeDetails(payload []byte) (Details, error) {
 	return d, nil
 }
 
-// decodeAnswer returns the answer of a completed record.
-func decodeAnswer(r Record) (Answer, error) {
-	d, err := DecodeDetails(r.Payload)
+// answerOf returns the answer of a completed record.
+func answerOf(r Record, s seal) (Answer, error) {
+	d, err := s.open(r.Payload)
 	if err != nil {
 		return Answer{}, err
 	}
