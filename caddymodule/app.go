@@ -31,6 +31,13 @@ type App struct {
 	// directory.
 	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=idempotency.stores inline_key=module"`
 
+	// Encrypts everything readable in the store with AES-256-GCM: keys of 32
+	// random bytes, as base64 or as 64 hexadecimal digits. The first encrypts new
+	// records; all of them decrypt. Placeholders are expanded. Default: none,
+	// records are readable.
+	EncryptionKey []string `json:"encryption_key,omitempty"`
+
+	keyring  *idempotency.Keyring
 	engine   *sharedEngine
 	acquired bool
 	checked  map[*caddyhttp.Server]bool
@@ -51,6 +58,10 @@ const appID = "idempotency"
 func (a *App) Provision(ctx caddy.Context) error {
 	a.logger = ctx.Logger()
 	if err := metrics.register(ctx.GetMetricsRegistry()); err != nil {
+		return err
+	}
+	var err error
+	if a.keyring, err = parseEncryptionKeys(caddy.NewReplacer(), a.EncryptionKey); err != nil {
 		return err
 	}
 	store, err := a.loadStore(ctx)

@@ -54,6 +54,7 @@ func (seen once) option(d *caddyfile.Dispenser) error {
 //		store <module> [<arguments...>] {
 //			...
 //		}
+//		encryption_key <key> [<old-key>...]
 //	}
 //
 // The store's own module reads what follows its name.
@@ -78,6 +79,11 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 				return err
 			}
 			a.StoreRaw = caddyconfig.JSONModuleObject(unmarshaler, "module", name, nil)
+		case "encryption_key":
+			a.EncryptionKey = d.RemainingArgs()
+			if len(a.EncryptionKey) == 0 {
+				return d.ArgErr()
+			}
 		default:
 			return d.Errf("unrecognized idempotency option %q", option)
 		}

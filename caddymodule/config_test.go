@@ -1,6 +1,8 @@
 package caddymodule_test
 
 import (
+	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -35,6 +37,37 @@ func site(options string) string {
 
 func global(options string) string {
 	return "{\n\tadmin off\n\tpersist_config off\n\tidempotency {\n" + options + "\n\t}\n}\nhttp://localhost:1 {\n\tidempotency\n\treverse_proxy localhost:2\n}\n"
+}
+
+// padded returns an encryption key that begins with a word, and keyOf its
+// hexadecimal form.
+func padded(word string) string { return word + strings.Repeat(".", 32-len(word)) }
+func keyOf(word string) string  { return hex.EncodeToString([]byte(padded(word))) }
+
+// An encryption key can be written in any common form.
+func TestEncryptionKeyForms(t *testing.T) {
+	key := []byte("\xfb\xff" + padded("k")[2:]) // has both letters in which the alphabets differ
+	t.Setenv("KEY", base64.StdEncoding.EncodeToString(key)+"\n")
+	for name, text := range map[string]string{
+		"base64":              base64.StdEncoding.EncodeToString(key),
+		"without padding":     base64.RawStdEncoding.EncodeToString(key),
+		"for URLs":            base64.URLEncoding.EncodeToString(key),
+		"for URLs, unpadded":  base64.RawURLEncoding.EncodeToString(key),
+		"hexadecimal":         hex.EncodeToString(key),
+		"upper hexadecimal":   strings.ToUpper(hex.EncodeToString(key)),
+		"from an environment": "{env.KEY}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := adaptAndValidate(global("encryption_key " + text)); err != nil {
+				t.Errorf("refused: %v", err)
+			}
+			// It is the same key in each of them.
+			_, err := adaptAndValidate(global("encryption_key " + hex.EncodeToString(key) + " " + text))
+			if err == nil || !strings.Contains(err.Error(), "key 2 is key 1 again") {
+				t.Errorf("next to itself it gives %v", err)
+			}
+		})
+	}
 }
 
 // Nonsense is refused when the configuration is loaded, with the name of the
@@ -177,6 +210,19 @@ func TestRefusedConfigurations(t *testing.T) {
 		"redis tls client no PEM":    {global("store redis a:1 {\ntls {\nclient_auth config_test.go config_test.go\n}\n}"), "store redis: tls: client_auth: "},
 		"redis tls plain address":    {global("store redis redis://a:1 {\ntls\n}"), "an address says redis://"},
 		"redis tls socket":           {global("store redis unix:///x {\ntls\n}"), "tls and a unix socket"},
+		"encryption_key empty":       {global("encryption_key"), "wrong argument count"},
+		"encryption_key of option":   {global("encryption_key {\nold x\n}"), "wrong argument count"},
+		"encryption_key option":      {global("encryption_key " + keyOf("x") + "\nencryption_key " + keyOf("y")), "encryption_key is given twice"},
+		"encryption_key short":       {global("encryption_key " + base64.StdEncoding.EncodeToString([]byte("hidden-word"))), "encryption_key: key 1 has 11 bytes, and must have 32"},
+		"encryption_key short hex":   {global("encryption_key " + keyOf("x") + " " + keyOf("hidden-word")[:62]), "encryption_key: key 2 has 31 bytes, and must have 32"},
+		"encryption_key long":        {global("encryption_key " + keyOf("hidden-word") + "00"), "encryption_key: key 1 has 33 bytes"},
+		"encryption_key passphrase":  {global("encryption_key hidden-word!"), "encryption_key: key 1 is neither base64 nor 64 hexadecimal digits"},
+		"encryption_key odd hex":     {global("encryption_key " + keyOf("x")[:63]), "encryption_key: key 1 "},
+		"encryption_key twice":       {global("encryption_key " + keyOf("x") + " " + keyOf("y") + " " + keyOf("x")), "encryption_key: key 3 is key 1 again"},
+		"encryption_key in 2 forms":  {global("encryption_key " + keyOf("x") + " " + base64.RawURLEncoding.EncodeToString([]byte(padded("x")))), "encryption_key: key 2 is key 1 again"},
+		"encryption_key no env":      {global("encryption_key {env.NOT_THERE_AT_ALL}"), "encryption_key: key 1 has a placeholder that is unknown or empty"},
+		"encryption_key empty env":   {global("encryption_key {env.EMPTY}"), "encryption_key: key 1 has a placeholder"},
+		"encryption_key in braces":   {global("encryption_key {hidden-word}"), "encryption_key: key 1 has a placeholder"},
 		"redis URL":                  {global("store redis redis://u:hidden-word@a:1/x"), "store redis: address is not a valid"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -190,6 +236,11 @@ func TestRefusedConfigurations(t *testing.T) {
 			if strings.Contains(err.Error(), "hidden-word") {
 				t.Error("the error has the password")
 			}
+			for word := range strings.FieldsSeq(test.caddyfile) {
+				if len(word) > 60 && strings.Contains(err.Error(), word) {
+					t.Error("the error has the encryption key")
+				}
+			}
 		})
 	}
 }
@@ -202,6 +253,7 @@ func TestAdaptedJSON(t *testing.T) {
 	t.Setenv("CA", certificates.CA)
 	t.Setenv("CERT", certificates.Client)
 	t.Setenv("KEY", certificates.ClientKey)
+	t.Setenv("ENCRYPTION_KEY", keyOf("new"))
 	const caddyfile = `{
 	admin off
 	persist_config off
@@ -221,6 +273,7 @@ func TestAdaptedJSON(t *testing.T) {
 			replicas 2 100ms fsync
 			strict
 		}
+		encryption_key {env.ENCRYPTION_KEY} 6f6c646f6c646f6c646f6c646f6c646f6c646f6c646f6c646f6c646f6c646f6c
 	}
 }
 http://localhost:1 {
@@ -278,7 +331,8 @@ http://localhost:1 {
 	const wantApp = `{"store":{"addresses":["rediss://localhost:6379","rediss://localhost:6380"],"db":3,"module":"redis","password":"{env.SECRET}",` +
 		`"prefix":"videos","replicas":2,"replicas_fsync":true,"replicas_timeout":"100ms","sentinel":"{env.SECRET}","strict":true,"timeout":"250ms",` +
 		`"tls":{"ca":["{env.CA}"],"client_certificate_file":"{env.CERT}","client_certificate_key_file":"{env.KEY}","server_name":"redis.internal"},` +
-		`"username":"gateway"}}`
+		`"username":"gateway"},` +
+		`"encryption_key":["{env.ENCRYPTION_KEY}","6f6c646f6c646f6c646f6c646f6c646f6c646f6c646f6c646f6c646f6c646f6c"]}`
 	if got := string(config.Apps.Idempotency); got != wantApp {
 		t.Errorf("the app is\n%s\nwant\n%s", got, wantApp)
 	}

@@ -166,6 +166,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("idempotency app: %w", err)
 	}
 	h.engine = app.(*App).engine
+	h.policy.Keyring = app.(*App).keyring
 	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
 		return app.(*App).checkOnce(server)
 	}

@@ -1,6 +1,8 @@
 package caddymodule
 
 import (
+	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -95,6 +97,37 @@ func expand(repl *caddy.Replacer, option, text string) (string, error) {
 		return "", fmt.Errorf("%s: %w", option, err)
 	}
 	return expanded, nil
+}
+
+// parseEncryptionKeys reads the values of encryption_key. No error holds a key.
+func parseEncryptionKeys(repl *caddy.Replacer, texts []string) (*idempotency.Keyring, error) {
+	keys := make([][]byte, len(texts))
+	for i, text := range texts {
+		text, err := repl.ReplaceOrErr(text, true, true)
+		if err != nil {
+			// Its text is what stands in braces, which may be a key.
+			return nil, fmt.Errorf("encryption_key: key %d has a placeholder that is unknown or empty", i+1)
+		}
+		if keys[i], err = decodeKey(strings.TrimSpace(text)); err != nil {
+			return nil, fmt.Errorf("encryption_key: key %d is neither base64 nor 64 hexadecimal digits", i+1)
+		}
+	}
+	keyring, err := idempotency.NewKeyring(keys...)
+	if err != nil {
+		return nil, fmt.Errorf("encryption_key: %w", err)
+	}
+	return keyring, nil
+}
+
+// decodeKey decodes hexadecimal digits or base64 of either alphabet, with or
+// without padding. 32 bytes of base64 are 43 characters without padding, so none
+// can be taken for hexadecimal.
+func decodeKey(text string) ([]byte, error) {
+	if key, err := hex.DecodeString(text); err == nil {
+		return key, nil
+	}
+	text = strings.NewReplacer("-", "+", "_", "/").Replace(text)
+	return base64.RawStdEncoding.Strict().DecodeString(strings.TrimRight(text, "="))
 }
 
 // parseStatuses reads the values of store_status or refused_status.
