@@ -53,6 +53,7 @@ type gateway struct {
 // options of a gateway; the zero value is the default of each.
 type options struct {
 	store       string // what follows "store"; default: embedded in the test's own directory
+	app         string // lines of the global idempotency block after "store"
 	idempotency string // lines of the handler's block
 	global      string // lines of the global block
 	admin       string // lines of the admin option's block
@@ -117,6 +118,7 @@ func (g *gateway) write(t testing.TB, upstream string, o options) {
 	storage file_system %s
 	idempotency {
 		store %s
+		%s
 	}
 	%s
 }
@@ -128,7 +130,7 @@ func (g *gateway) write(t testing.TB, upstream string, o options) {
 	}
 	%s
 }
-`, g.admin, o.admin, g.dir, o.store, o.global, g.url, o.log, o.before, o.idempotency, answerer)
+`, g.admin, o.admin, g.dir, o.store, o.app, o.global, g.url, o.log, o.before, o.idempotency, answerer)
 	if err := os.WriteFile(g.caddyfile, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
