@@ -7,8 +7,11 @@ import (
 	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/sha256"
-	"errors"
+	"encoding/binary"
 	"fmt"
+	"hash"
+	"slices"
+	"sync"
 )
 
 // EncryptionKeySize is the length of an encryption key in bytes.
@@ -27,14 +30,14 @@ const EncryptionKeySize = 32
 // # What it rests on
 //
 // A key is the input of HKDF (RFC 5869, SHA-256), and never used itself. Of it
-// are derived the key's public name, the key of the fingerprints, and the key of
-// each record, by the record's id. Details are encrypted with AES-256-GCM under
-// the record's key and a random nonce. As records have keys of their own, the
-// limit of 2^32 random nonces holds for the claims and endings of one record.
-// The id and the stored fingerprint are authenticated along with the details
-// (associated data): they cannot be read as those of another record, nor be the
-// answer to another request. A stored fingerprint is the HMAC-SHA-256 of id and
-// fingerprint, so that equal requests under two keys do not look alike.
+// are derived the key's public name, the key of the fingerprints, and 1,024 keys
+// that the records share. A stored fingerprint is the HMAC-SHA-256 of id and
+// fingerprint, so that equal requests under two keys do not look alike; its
+// first ten bits say which of the 1,024 is the record's. Details are encrypted
+// under that one with AES-256-GCM and a random nonce, which is good for 2^32
+// claims and endings, and so for 2^42 in all. The id and the stored fingerprint
+// are authenticated along with the details (associated data): they cannot be
+// read as those of another record, nor be the answer to another request.
 //
 // The rest of a record is what a store decides by, and is not secret: state,
 // token, times. Nor is it authenticated: the store changes it, and has no key.
@@ -75,7 +78,7 @@ func (k *Keyring) Details(id RecordID, r Record) (Details, error) {
 	if err != nil {
 		return Details{}, err
 	}
-	return key.seal(id, r.Fingerprint).open(r.Payload)
+	return key.seal(id, r.Fingerprint).open(bytes.Clone(r.Payload))
 }
 
 // first returns the key of new records; nil leaves them readable.
@@ -104,7 +107,7 @@ func (k *Keyring) keyOf(payload []byte) (*encryptionKey, error) {
 // recognise looks closer at a record with a fingerprint that the store found
 // to be another one: under another key the same request has another. It returns
 // the request's seal under the record's key, and whether the record is of this
-// request.
+// request. If it is not, its payload is used up.
 func (k *Keyring) recognise(s Submit, r Record) (seal, bool, error) {
 	key, err := k.keyOf(r.Payload)
 	if err != nil {
@@ -137,20 +140,45 @@ const (
 // details and fingerprints as they are.
 type encryptionKey struct {
 	prefix       []byte // of every payload: version and name
-	records      []byte // the keys of the records are derived of it
-	fingerprints []byte
+	records      [recordKeys]cipher.AEAD
+	fingerprints sync.Pool // of HMACs: to make one ready costs more than to use it
 }
+
+// recordKeys is how many keys the records of one encryption key share. They are
+// ready because a key of AES costs more than a short answer.
+const recordKeys = 1024
 
 func newEncryptionKey(key []byte) (*encryptionKey, error) {
 	secret, err := hkdf.Extract(sha256.New, key, nil)
-	name, nameErr := hkdf.Expand(sha256.New, secret, "idempotency name", keyNameSize)
-	records, recordsErr := hkdf.Expand(sha256.New, secret, "idempotency records", sha256.Size)
-	fingerprints, fingerprintsErr := hkdf.Expand(sha256.New, secret, "idempotency fingerprints", sha256.Size)
-	return &encryptionKey{
+	if err != nil {
+		return nil, err
+	}
+	name, err := hkdf.Expand(sha256.New, secret, "idempotency name", keyNameSize)
+	if err != nil {
+		return nil, err
+	}
+	fingerprints, err := hkdf.Expand(sha256.New, secret, "idempotency fingerprints", sha256.Size)
+	if err != nil {
+		return nil, err
+	}
+	k := &encryptionKey{
 		prefix:       append([]byte{sealVersion}, name...),
-		records:      records,
-		fingerprints: fingerprints,
-	}, errors.Join(err, nameErr, recordsErr, fingerprintsErr)
+		fingerprints: sync.Pool{New: func() any { return hmac.New(sha256.New, fingerprints) }},
+	}
+	for i := range k.records {
+		key, err := hkdf.Expand(sha256.New, secret, fmt.Sprint("idempotency records ", i), EncryptionKeySize)
+		if err != nil {
+			return nil, err
+		}
+		block, err := aes.NewCipher(key)
+		if err != nil {
+			return nil, err
+		}
+		if k.records[i], err = cipher.NewGCMWithRandomNonce(block); err != nil {
+			return nil, err
+		}
+	}
+	return k, nil
 }
 
 // fingerprintOf returns a request's fingerprint as it is stored.
@@ -158,32 +186,26 @@ func (k *encryptionKey) fingerprintOf(id RecordID, f Fingerprint) Fingerprint {
 	if k == nil {
 		return f
 	}
-	mac := hmac.New(sha256.New, k.fingerprints)
+	mac := k.fingerprints.Get().(hash.Hash)
+	defer k.fingerprints.Put(mac)
+	mac.Reset()
 	_, _ = mac.Write([]byte(id)) // a hash.Hash never returns an error
 	_, _ = mac.Write(f[:])
-	return Fingerprint(mac.Sum(nil))
+	mac.Sum(f[:0])
+	return f
 }
 
 // seal returns the seal of a record with the given stored fingerprint.
 func (k *encryptionKey) seal(id RecordID, stored Fingerprint) seal {
-	s := seal{fingerprint: stored}
 	if k == nil {
-		return s
+		return seal{fingerprint: stored}
 	}
-	s.prefix = k.prefix
-	s.associated = append(append(append(s.associated, k.prefix...), id...), stored[:]...)
-	key, err := hkdf.Expand(sha256.New, k.records, string(id), EncryptionKeySize)
-	if err != nil {
-		panic(err) // the length of a key is a constant
+	return seal{
+		fingerprint: stored,
+		prefix:      k.prefix,
+		associated:  slices.Concat(k.prefix, []byte(id), stored[:]),
+		aead:        k.records[binary.BigEndian.Uint16(stored[:])/(1<<16/recordKeys)],
 	}
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		panic(err) // so says the key's length
-	}
-	if s.aead, err = cipher.NewGCMWithRandomNonce(block); err != nil {
-		panic(err) // the block is AES
-	}
-	return s
 }
 
 // seal closes and opens the details of one record. Without a cipher they are
@@ -206,7 +228,8 @@ func (s seal) close(d Details) ([]byte, error) {
 	return s.aead.Seal(payload, nil, details, s.associated), nil
 }
 
-// open reads the payload of a record, which must be under the same key.
+// open reads the payload of a record, which must be under the same key. It
+// decrypts in place: the payload is used up.
 func (s seal) open(payload []byte) (Details, error) {
 	if s.aead == nil {
 		return DecodeDetails(payload)
@@ -215,7 +238,7 @@ func (s seal) open(payload []byte) (Details, error) {
 	if !found {
 		return Details{}, fmt.Errorf("%w: its payload is not under the key of its fingerprint", ErrUnreadable)
 	}
-	details, err := s.aead.Open(nil, nil, sealed, s.associated)
+	details, err := s.aead.Open(sealed[:0], nil, sealed, s.associated)
 	if err != nil {
 		return Details{}, fmt.Errorf("%w: it was changed, or is another record's", ErrUnreadable)
 	}

@@ -162,7 +162,8 @@ const (
 type ClaimReply struct {
 	Verdict Verdict
 	// Record is the record that stands in the way: set with AlreadyCompleted,
-	// StillInProgress, AlreadyUncertain and OtherRequest.
+	// StillInProgress, AlreadyUncertain and OtherRequest. It is the caller's own,
+	// and shares no memory with anything.
 	Record Record
 	Now    time.Time
 }

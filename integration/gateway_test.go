@@ -361,3 +361,5 @@ func await(t testing.TB, what string, condition func() bool) {
 }
 
 var errTest = errors.New("the test ended")
+
+var errNoReplay = errors.New("the answer is no replay")
