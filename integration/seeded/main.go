@@ -83,6 +83,16 @@ var mistakes = []mistake{
 		"./store/redis", "TestStore",
 	},
 	{
+		"a changed record is another request's", "idempotency/seal.go",
+		"_, err = key.seal(s.ID, r.Fingerprint).open(r.Payload)", "",
+		"./idempotency", "TestEncryptedRecordSwapped",
+	},
+	{
+		"answers are stored as they are", "idempotency/attempt.go",
+		"a.seal.close(details)", "details.encode()",
+		black, "TestEncryptedStore",
+	},
+	{
 		"the caller's context", "caddymodule/forwarding.go",
 		"context.WithCancelCause(context.WithoutCancel(caller))", "context.WithCancelCause(caller)",
 		black, "TestCallerHangsUp",
