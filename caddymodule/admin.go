@@ -93,9 +93,9 @@ func badRequest(format string, args ...any) error {
 	return caddy.APIError{HTTPStatus: http.StatusBadRequest, Err: fmt.Errorf(format, args...)}
 }
 
-// withEngine calls f with the engine of the active configuration, and gives
-// its error the status that operators get.
-func withEngine(f func(*idempotency.Engine) error) error {
+// withEngine calls f with the engine and the keyring of the active
+// configuration, and gives its error the status that operators get.
+func withEngine(f func(*idempotency.Engine, *idempotency.Keyring) error) error {
 	app, err := caddy.ActiveContext().AppIfConfigured(appID)
 	if err != nil {
 		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errors.New("the configuration has no idempotency handler")}
@@ -103,7 +103,7 @@ func withEngine(f func(*idempotency.Engine) error) error {
 	engine, release, err := app.(*App).engine.use()
 	if err == nil {
 		defer release()
-		err = f(engine)
+		err = f(engine, app.(*App).keyring)
 	}
 	var state *idempotency.StateError
 	var status int
@@ -219,7 +219,8 @@ func listRecords(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return withEngine(func(engine *idempotency.Engine) error {
+	return withEngine(func(engine *idempotency.Engine, keyring *idempotency.Keyring) error {
+		query.Keyring = keyring
 		listing, err := engine.List(r.Context(), query)
 		if err != nil {
 			return err
@@ -260,8 +261,8 @@ func showRecord(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return withEngine(func(engine *idempotency.Engine) error {
-		view, err := engine.Lookup(r.Context(), id)
+	return withEngine(func(engine *idempotency.Engine, keyring *idempotency.Keyring) error {
+		view, err := engine.Lookup(r.Context(), keyring, id)
 		if err != nil {
 			return err
 		}
@@ -493,7 +494,8 @@ func (o releaseOrder) carryOut(w http.ResponseWriter, r *http.Request, answer *i
 	if answer != nil {
 		done.Decision = "completed"
 	}
-	return withEngine(func(engine *idempotency.Engine) error {
+	return withEngine(func(engine *idempotency.Engine, keyring *idempotency.Keyring) error {
+		decision.Keyring = keyring
 		if _, err := engine.Decide(r.Context(), decision); err != nil {
 			if errors.Is(err, idempotency.ErrStoreUnavailable) && !errors.Is(err, idempotency.ErrNotApplied) {
 				err = fmt.Errorf("look at the record, the decision may have been carried out: %w", err)

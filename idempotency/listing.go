@@ -24,6 +24,8 @@ type Query struct {
 	Path string
 	// After is the position of the last record of the page before.
 	After Position
+	// Keyring decrypts the records.
+	Keyring *Keyring
 	// Limit is how many records a page has at most. Required.
 	Limit int
 }
@@ -153,7 +155,7 @@ func (l *lister) view(ctx context.Context, id RecordID) (View, error) {
 	if err != nil {
 		return View{}, err
 	}
-	v, err := newView(id, record, l.now)
+	v, err := newView(l.query.Keyring, id, record, l.now)
 	if answer := v.Details.Answer; answer != nil {
 		// What is not shown must not be held.
 		v.Details.Answer = &Answer{Status: answer.Status, Unavailable: answer.Unavailable}

@@ -22,6 +22,9 @@ type View struct {
 // Decision is an operator's word on an uncertain record.
 type Decision struct {
 	ID RecordID
+	// Keyring decrypts the record. Its answer is encrypted under the record's
+	// own key.
+	Keyring *Keyring
 	// Attempt, if set, is the token of the record that the operator has seen.
 	// A record that has another one meanwhile is ErrAnotherAttempt.
 	Attempt *Token
@@ -31,8 +34,9 @@ type Decision struct {
 	Answer *Answer
 }
 
-// Lookup returns a record, and ErrNoRecord if there is none.
-func (e *Engine) Lookup(ctx context.Context, id RecordID) (View, error) {
+// Lookup returns a record, decrypted with a key of the ring, and ErrNoRecord if
+// there is none.
+func (e *Engine) Lookup(ctx context.Context, keyring *Keyring, id RecordID) (View, error) {
 	now, err := e.askNow(ctx)
 	if err != nil {
 		return View{}, fmt.Errorf("%w: read its clock: %w", ErrStoreUnavailable, err)
@@ -41,11 +45,11 @@ func (e *Engine) Lookup(ctx context.Context, id RecordID) (View, error) {
 	if err != nil {
 		return View{}, err
 	}
-	return newView(id, record, now)
+	return newView(keyring, id, record, now)
 }
 
-func newView(id RecordID, record Record, now time.Time) (View, error) {
-	details, err := DecodeDetails(record.Payload)
+func newView(keyring *Keyring, id RecordID, record Record, now time.Time) (View, error) {
+	details, err := keyring.Details(id, record)
 	if err != nil {
 		return View{}, err
 	}
@@ -95,7 +99,7 @@ func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
 	if view.State != Uncertain {
 		return View{}, &StateError{State: view.State}
 	}
-	reply, err := e.decide(ctx, view, d.Answer)
+	reply, err := e.decide(ctx, d.Keyring, view, d.Answer)
 	switch {
 	case errors.Is(err, ErrUnreadable):
 		return View{}, err
@@ -118,14 +122,14 @@ func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
 
 // lookupFor looks at a record while a decision about it is not carried out.
 func (e *Engine) lookupFor(ctx context.Context, d Decision) (View, error) {
-	view, err := e.Lookup(ctx, d.ID)
+	view, err := e.Lookup(ctx, d.Keyring, d.ID)
 	if errors.Is(err, ErrStoreUnavailable) {
 		err = fmt.Errorf("%w: %w", ErrNotApplied, err)
 	}
 	return view, err
 }
 
-func (e *Engine) decide(ctx context.Context, v View, answer *Answer) (Reply, error) {
+func (e *Engine) decide(ctx context.Context, keyring *Keyring, v View, answer *Answer) (Reply, error) {
 	ctx = context.WithoutCancel(ctx)
 	if answer == nil {
 		return call(ctx, e, nameDecideRelease, func(ctx context.Context) (Reply, error) {
@@ -134,7 +138,11 @@ func (e *Engine) decide(ctx context.Context, v View, answer *Answer) (Reply, err
 	}
 	replayed := *answer
 	replayed.Header = replayHeader(answer.Header)
-	payload, err := v.Details.complete(replayed).encode()
+	key, err := keyring.keyOf(v.Record.Payload)
+	if err != nil {
+		return Reply{}, err
+	}
+	payload, err := key.seal(v.ID, v.Record.Fingerprint).close(v.Details.complete(replayed))
 	if err != nil {
 		return Reply{}, err
 	}

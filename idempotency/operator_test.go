@@ -18,7 +18,7 @@ import (
 
 func (h *harness) lookup(s idempotency.Submit) idempotency.View {
 	h.t.Helper()
-	v, err := h.engine.Lookup(context.Background(), s.ID)
+	v, err := h.engine.Lookup(context.Background(), nil, s.ID)
 	if err != nil {
 		h.t.Fatalf("Lookup: %v", err)
 	}
@@ -48,7 +48,7 @@ func TestLookup(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
 	s := submitOf("k")
-	if _, err := h.engine.Lookup(context.Background(), s.ID); !errors.Is(err, idempotency.ErrNoRecord) {
+	if _, err := h.engine.Lookup(context.Background(), nil, s.ID); !errors.Is(err, idempotency.ErrNoRecord) {
 		t.Errorf("without a record Lookup gave %v", err)
 	}
 	a := h.attempt(policy(), s)
@@ -272,7 +272,7 @@ func TestUnreadableForOperators(t *testing.T) {
 	good := submitOf("good")
 	h.conclude(h.attempt(policy(), good), broken, idempotency.ConcludedUnknown)
 	for _, s := range []idempotency.Submit{header, payload} {
-		if _, err := h.engine.Lookup(context.Background(), s.ID); !errors.Is(err, idempotency.ErrUnreadable) {
+		if _, err := h.engine.Lookup(context.Background(), nil, s.ID); !errors.Is(err, idempotency.ErrUnreadable) {
 			t.Errorf("Lookup gave %v, want ErrUnreadable", err)
 		}
 		if err := h.decide(s, nil); !errors.Is(err, idempotency.ErrUnreadable) {

@@ -101,10 +101,7 @@ func TestEncryptedStore(t *testing.T) {
 		key: "mark-key", auth: "Bearer mark-auth", body: body, path: "/mark-path?mark-query",
 		header: http.Header{"X-Mark": {"mark-header"}},
 	}
-	guess := idempotency.NewFingerprinter(http.MethodPost, &url.URL{Path: "/mark-path", RawQuery: "mark-query"},
-		http.Header{"Content-Type": {"application/json"}})
-	_, _ = guess.Write([]byte(body))
-	fingerprint := guess.Sum()
+	fingerprint := guessedFingerprint(t, body)
 
 	for _, store := range encryptedStores {
 		t.Run(store.name, func(t *testing.T) {
@@ -311,4 +308,60 @@ func TestRotationOverTwoGateways(t *testing.T) {
 		}
 	}
 	p.want(t, 3)
+}
+
+// guessedFingerprint is what somebody computes who guesses the request of
+// TestEncryptedStore.
+func guessedFingerprint(t *testing.T, body string) idempotency.Fingerprint {
+	t.Helper()
+	fingerprinter, err := idempotency.NewFingerprinter(idempotency.FingerprintConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pending := fingerprinter.Start(http.MethodPost, &url.URL{Path: "/mark-path", RawQuery: "mark-query"},
+		http.Header{"Content-Type": {"application/json"}})
+	read, err := idempotency.ReadBody(strings.NewReader(body), -1, 1<<20, new(idempotency.BodyMemory), pending)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	fingerprint, err := pending.SumBody(read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fingerprint
+}
+
+// Operators see and decide about encrypted records as about others, and what
+// they decide is encrypted, too.
+func TestEncryptedDecision(t *testing.T) {
+	for _, store := range encryptedStores {
+		t.Run(store.name, func(t *testing.T) {
+			directive, dump := store.open(t)
+			p := startProvider(t, hangUp("", false))
+			g := startGateway(t, p.url, options{store: directive, app: encryptedBy("a")})
+			r := request{key: "mark-key", body: "x", path: "/mark-path"}
+			g.send(t, r)
+			p.want(t, 1)
+			list := told[listing](t, g.ask(t, http.MethodGet, "/idempotency/records?state=uncertain&path=/mark-path", ""))
+			if len(list.Records) != 1 {
+				t.Fatalf("listed: %+v", list)
+			}
+			path := "/idempotency/records/" + list.Records[0].ID
+			if got := told[record](t, g.ask(t, http.MethodGet, path+"?reveal=true", "")); got.Key != "mark-key" {
+				t.Errorf("revealed: %+v", got)
+			}
+			decided := g.ask(t, http.MethodPost, path+"/complete", `{"status":202,"body":{"id":"mark-answer"},"reason":"found"}`)
+			if decided.status != 200 {
+				t.Fatalf("complete: %v", decided)
+			}
+			if got := g.send(t, r); !got.replayed() || got.body != `{"id":"mark-answer"}` {
+				t.Errorf("again: %v", got)
+			}
+			p.want(t, 1)
+			if text := dump(g); strings.Contains(text, "mark-") {
+				t.Error("the store has a mark")
+			}
+		})
+	}
 }

@@ -149,7 +149,7 @@ var mistakes = []mistake{
 	},
 	{
 		"no scope in the record's identity", "idempotency/identity.go",
-		"	for _, s := range scope {\n		d.field(s)\n	}\n", "",
+		"	for _, s := range scope {\n		f.add(s)\n	}\n", "",
 		black, "TestScopes",
 	},
 	{
