@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
 )
 
 // metrics counts for the whole process. Caddy makes a new registry for each
@@ -23,6 +24,7 @@ type collectors struct {
 	storeErrors     *prometheus.CounterVec
 	inFlight        prometheus.GaugeFunc
 	unstored        prometheus.GaugeFunc
+	findings        prometheus.GaugeFunc
 	leaseLost       prometheus.Counter
 	lateAcceptances prometheus.Counter
 
@@ -61,6 +63,8 @@ func newCollectors() *collectors {
 		unstored: prometheus.NewGaugeFunc(gauge("outcomes_unstored",
 			"Outcomes of submits that the store has not acknowledged yet; their records become uncertain if the process ends."),
 			func() float64 { return sumEngines((*idempotency.Engine).Unstored) }),
+		findings: prometheus.NewGaugeFunc(gauge("store_findings",
+			"What is wrong with the servers of the store; the log and caddy idempotency doctor name each."), countFindings),
 		leaseLost: prometheus.NewCounter(counter("lease_lost_total",
 			"Leases that ran out while their submit was running.")),
 		lateAcceptances: prometheus.NewCounter(counter("late_acceptances_total",
@@ -97,7 +101,7 @@ func (c *collectors) ofOp(op string) storeMetrics {
 // register adds the collectors to a configuration's registry.
 func (c *collectors) register(registry *prometheus.Registry) error {
 	for _, collector := range []prometheus.Collector{
-		c.requests, c.storeDuration, c.storeErrors, c.inFlight, c.unstored, c.leaseLost, c.lateAcceptances,
+		c.requests, c.storeDuration, c.storeErrors, c.inFlight, c.unstored, c.findings, c.leaseLost, c.lateAcceptances,
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(collector); err != nil && !errors.As(err, &already) {
@@ -120,16 +124,33 @@ func (c *collectors) observeStore(op string, took time.Duration, err error) {
 // sumEngines adds up a number over all engines of the process: those of the
 // current configuration, and those that attempts of earlier ones still need.
 func sumEngines(number func(*idempotency.Engine) int) float64 {
-	// An engine that begins to work enters the pool once more with its mutex
-	// held, so no engine is asked while Range holds the pool's.
-	var all []*idempotency.Engine
-	engines.Range(func(_, value any) bool {
-		all = append(all, value.(pooledEngine).Engine)
-		return true
-	})
 	sum := 0
-	for _, engine := range all {
-		sum += number(engine)
+	for _, pooled := range pooledEngines() {
+		sum += number(pooled.Engine)
 	}
 	return float64(sum)
+}
+
+// countFindings counts what stores that look after their servers have found.
+func countFindings() float64 {
+	found := make(map[redis.Finding]bool) // two stores may have one server
+	for _, pooled := range pooledEngines() {
+		if store, ok := pooled.store.(interface{ Findings() []redis.Finding }); ok {
+			for _, finding := range store.Findings() {
+				found[finding] = true
+			}
+		}
+	}
+	return float64(len(found))
+}
+
+// pooledEngines returns all engines in the pool. An engine that begins to work
+// enters it once more with its own mutex held, so none is asked while Range
+// holds the pool's.
+func pooledEngines() (all []pooledEngine) {
+	engines.Range(func(_, value any) bool {
+		all = append(all, value.(pooledEngine))
+		return true
+	})
+	return all
 }

@@ -279,6 +279,10 @@ func TestUnsafeServer(t *testing.T) {
 			if n := strings.Count(lax.log.String(), `"setting":"`+setting+`"`); n != 1 {
 				t.Errorf("the warning is there %d times", n)
 			}
+			const findings = "caddy_idempotency_store_findings"
+			if n := lax.scrape(t)[findings]; n != 1 {
+				t.Errorf("the metric has %v findings", n)
+			}
 			strict := startGateway(t, p.url, options{store: "redis " + redis.Address + " {\nstrict\n}"})
 			got := strict.send(t, request{key: "k", body: "x"})
 			p.want(t, 3)
@@ -292,6 +296,7 @@ func TestUnsafeServer(t *testing.T) {
 			}
 			await(t, "strict to be content", func() bool { return strict.send(t, request{key: "k", body: "x"}).status == 202 })
 			p.want(t, 4)
+			await(t, "the metric to be 0", func() bool { return strict.scrape(t)[findings] == 0 })
 		})
 	}
 }
