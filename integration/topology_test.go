@@ -393,7 +393,7 @@ func TestDoctor(t *testing.T) {
 		{"embedded", "embedded " + filepath.Join(t.TempDir(), "idempotency.db"), []string{"embedded"}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			g := &gateway{url: "http://localhost:1", admin: "off", dir: t.TempDir()}
+			g := &gateway{url: "http://localhost:1", admin: "localhost:3", dir: t.TempDir()}
 			g.write(t, "localhost:2", options{store: test.store})
 			output, err := exec.Command(caddyBinary, "idempotency", "doctor", "--config", g.caddyfile).CombinedOutput()
 			if (err != nil) != test.fails {
