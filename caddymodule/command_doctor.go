@@ -12,8 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
-
-	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
 )
 
 // newDoctorCommand returns the command that shows what the configured store's
@@ -73,7 +71,7 @@ func doctor(out io.Writer, configFile, adapter string) error {
 func (s *RedisStore) examine(ctx context.Context, out io.Writer) (err error) {
 	quiet := s.config
 	quiet.Report = nil // the table says it all
-	store := redis.New(quiet)
+	store := openRedis(quiet)
 	defer func() { err = errors.Join(err, store.Close()) }()
 
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -95,7 +93,7 @@ func (s *RedisStore) examine(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	if wrong > 0 {
-		return fmt.Errorf("the store's servers are not well in %d points, of which strict refuses %d", wrong, refused)
+		return fmt.Errorf("lines that are not ok: %d, of which strict refuses: %d", wrong, refused)
 	}
 	return nil
 }

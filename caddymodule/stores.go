@@ -1,6 +1,7 @@
 package caddymodule
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -8,9 +9,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 	"github.com/caddy-idempotency/caddy-idempotency/store/embedded"
@@ -244,7 +247,22 @@ func (s *RedisStore) Identity() string {
 }
 
 // Open implements StoreModule.
-func (s *RedisStore) Open() (idempotency.Store, error) { return redis.New(s.config), nil }
+func (s *RedisStore) Open() (idempotency.Store, error) { return openRedis(s.config), nil }
+
+func openRedis(config redis.Config) *redis.Store {
+	driverLogs.Do(func() { goredis.SetLogger(driverLog{}) })
+	return redis.New(config)
+}
+
+var driverLogs sync.Once
+
+// driverLog takes what go-redis has to say besides the errors that it returns.
+// It would write to the standard error output, between the lines of Caddy's log.
+type driverLog struct{}
+
+func (driverLog) Printf(_ context.Context, format string, args ...any) {
+	log().Named("redis").Debug(fmt.Sprintf(format, args...))
+}
 
 // OperationTimeout implements StoreModule.
 func (s *RedisStore) OperationTimeout() time.Duration { return s.config.Timeout }

@@ -404,6 +404,9 @@ func TestDoctor(t *testing.T) {
 					t.Errorf("the output lacks %q", want)
 				}
 			}
+			if strings.Contains(string(output), "pool.go") {
+				t.Error("the output has lines of the driver's own log")
+			}
 			if strings.Contains(string(output), "right-word") {
 				t.Error("the output has the password")
 			}
