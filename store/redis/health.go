@@ -196,7 +196,11 @@ func (s *Store) ask(ctx context.Context, pipe goredis.Pipeliner) (findings []Fin
 	if fields["mode"] == modeSentinel {
 		return nil, "", nil
 	}
-	findings = []Finding{{Setting: "version", Value: fields["version"]}, {Setting: "role", Value: fields["role"]}}
+	version := Finding{Setting: "version", Value: fields["version"]}
+	if s.config.Fsync && beforeWaitAOF(fields["version"]) {
+		version.Loss = "it does not know WAITAOF, which fsync needs: submits with a key get 503; use Redis 7.2 or later"
+	}
+	findings = []Finding{version, {Setting: "role", Value: fields["role"]}}
 	text, err := info.Text()
 	switch {
 	case errors.As(err, &fromServer):
@@ -378,6 +382,15 @@ func (s *Store) fitness(hello map[string]string) error {
 	default:
 		return nil
 	}
+}
+
+// beforeWaitAOF reports whether a version that is fit is one before 7.2, which
+// brought WAITAOF.
+func beforeWaitAOF(version string) bool {
+	major, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	n, err := strconv.Atoi(minor)
+	return major == "7" && err == nil && n < 2
 }
 
 // parseHello reads the reply to HELLO: pairs in a list, or a map on the

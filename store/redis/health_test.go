@@ -49,6 +49,31 @@ func (r *reports) so() (came, over map[string]int) {
 	return came, over
 }
 
+// A server that does not know WAITAOF refuses every claim with Fsync, and says
+// so beforehand.
+func TestFsyncNeedsVersion(t *testing.T) {
+	for _, test := range []struct {
+		version string
+		fsync   bool
+		wrong   bool
+	}{
+		{"7.0.15", true, true},
+		{"7.0.15", false, false},
+		{"7.2.0", true, false},
+		{"7.10.0", true, false},
+		{"8.0.1", true, false},
+	} {
+		t.Run(fmt.Sprintf("%s fsync %t", test.version, test.fsync), func(t *testing.T) {
+			f := startFakeServer(t, test.version, "standalone", func([]string) (string, bool) { return "-ERR not now\r\n", false })
+			store := newStore(t, redis.Config{Addresses: []string{f.address}, Fsync: test.fsync, Timeout: 5 * time.Second})
+			findings := store.Inspect(context.Background())
+			if findings[0].Setting != "version" || findings[0].Value != test.version || (findings[0].Loss != "") != test.wrong {
+				t.Errorf("the first finding is %+v", findings[0])
+			}
+		})
+	}
+}
+
 // What each setting means, and what strict refuses.
 func TestFindings(t *testing.T) {
 	sound := []string{"--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction", "--maxmemory", "100mb"}
