@@ -83,6 +83,7 @@ func TestRefusedConfigurations(t *testing.T) {
 		"too many arguments":         {site("lease 1s 2s"), "wrong argument count"},
 		"argument of a flag":         {site("require_key yes"), "wrong argument count"},
 		"empty list":                 {site("methods"), "wrong argument count"},
+		"scope empty":                {site(`scope {http.request.header.X-Tenant} ""`), "scope: a value is empty"},
 		"key_header":                 {site(`key_header "a b"`), `key_header: "a b"`},
 		"methods GET":                {site("methods POST GET"), "methods: GET"},
 		"methods unknown":            {site("methods post"), `methods: "post"`},
@@ -399,6 +400,9 @@ func TestOptionsInJSON(t *testing.T) {
 		"in_progress wait too long":      {`"in_progress":"wait","in_progress_wait":"6m"`, "longer than upstream_timeout"},
 		"in_progress reject, long":       {`"in_progress":"reject","in_progress_wait":"10s"`, "in_progress_wait: it needs in_progress wait"},
 		"in_progress_wait alone":         {`"in_progress_wait":"10s"`, "in_progress_wait: it needs in_progress wait"},
+		"scope empty":                    {`"scope":[""]`, "scope: a value is empty"},
+		"store_status empty":             {`"store_status":[]`, "store_status: it is empty"},
+		"refused_status empty":           {`"refused_status":[]`, ""},
 		"upstream_key":                   {`"upstream_key":"always"`, `upstream_key: "always"`},
 	} {
 		t.Run(name, func(t *testing.T) {

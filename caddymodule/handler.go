@@ -201,6 +201,9 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 	if len(h.Scope) == 0 {
 		h.Scope = []string{"{http.request.header.Authorization}", "{http.request.header.X-Api-Key}"}
 	}
+	if slices.Contains(h.Scope, "") {
+		return errors.New("scope: a value is empty, and tells no callers apart")
+	}
 	if err := h.configureFingerprint(); err != nil {
 		return err
 	}
@@ -299,6 +302,9 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 	} {
 		if option.values == nil {
 			continue
+		}
+		if len(option.values) == 0 && option.name == "store_status" {
+			return errors.New("store_status: it is empty, so nothing that the provider accepts would be stored")
 		}
 		ranges, err := parseStatuses(option.name, option.values)
 		if err != nil {
@@ -419,6 +425,7 @@ var problemOutcomes = map[idempotency.Code]outcome{
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	repl.Set(placeholderRecord, "") // known, also if the request has no record
 	if !slices.Contains(h.Methods, r.Method) {
 		return bypass(w, r, repl, next)
 	}

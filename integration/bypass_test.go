@@ -113,6 +113,11 @@ func TestPlaceholders(t *testing.T) {
 		}
 	}
 	p.want(t, 2)
+	for _, r := range []request{{body: "x"}, {key: "a b", body: "x"}} {
+		if record := g.send(t, r).header.Get("X-Record"); record != "" {
+			t.Errorf("the record of a request without one is %q", record)
+		}
+	}
 	record := g.send(t, request{key: "k", body: "x"}).header.Get("X-Record")
 	if len(record) != 32 {
 		t.Errorf("the record is %q", record)
