@@ -67,7 +67,7 @@ var problemKinds = map[Code]problemKind{
 	},
 	CodeStoreUnavailable: {
 		http.StatusServiceUnavailable, http.StatusServiceUnavailable, "Idempotency store is unavailable",
-		"The gateway cannot reach its store, so it cannot rule out a duplicate. This request was not sent to the provider. Retry with the same key.", false,
+		"The gateway cannot use its store, so it cannot rule out a duplicate. This request was not sent to the provider. Retry with the same key.", false,
 	},
 	CodeBodyTooLarge: {
 		http.StatusRequestEntityTooLarge, http.StatusRequestEntityTooLarge, "Request body is too large",
