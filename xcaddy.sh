@@ -68,6 +68,18 @@ redis_package() {
 	if command -v apt-get >/dev/null; then echo redis-server; else echo redis; fi
 }
 
+# browser: the command of the one that is there, or of the one to install.
+browser() {
+	local name
+	for name in chromium chromium-browser google-chrome; do
+		if command -v "$name" >/dev/null; then
+			echo "$name"
+			return
+		fi
+	done
+	if command -v dnf >/dev/null; then echo chromium-browser; else echo chromium; fi
+}
+
 run_tests() {
 	need_go
 	# The race detector needs a C compiler.
@@ -76,11 +88,11 @@ run_tests() {
 	install node nodejs
 	install npm npm
 	install promtool prometheus # checks the alert rules
+	install "$(browser)" chromium # shows the operators' page
 	[ "$(node -p 'Number(process.versions.node.split(".")[0]) >= 18')" = true ] ||
 		fail "Node.js $(node --version) is too old for the SDKs that the tests use: install Node.js 18 or later"
 	say "installing the SDKs that the tests use"
 	(cd integration/sdk && npm ci --no-audit --no-fund --loglevel=error) >&2
-	install chromium chromium
 	say "installing the browser driver that the tests use"
 	(cd integration/page && npm ci --no-audit --no-fund --loglevel=error) >&2
 
