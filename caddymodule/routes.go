@@ -16,7 +16,8 @@ import (
 )
 
 // checkRoutes looks for proxies behind an idempotency handler that would send
-// a submit twice, in all routes of a server.
+// a submit twice, in all routes of a server. Its error routes are looked at by
+// themselves: they never get a submit that a handler before them has sent.
 //
 // Nothing in Caddy tells a handler what stands behind it, so the routes are
 // read. It is called while they are being provisioned: what is not provisioned
@@ -25,6 +26,11 @@ func checkRoutes(server *caddyhttp.Server, logger *zap.Logger) error {
 	c := routeCheck{named: server.NamedRoutes, logger: logger}
 	if _, err := c.routes(server.Routes, nil); err != nil {
 		return err
+	}
+	if server.Errors != nil {
+		if _, err := c.routes(server.Errors.Routes, nil); err != nil {
+			return err
+		}
 	}
 	for _, route := range server.NamedRoutes {
 		if _, err := c.routes(caddyhttp.RouteList{*route}, nil); err != nil {
