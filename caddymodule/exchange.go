@@ -137,8 +137,10 @@ func bodyError(err error) error {
 
 // storeError answers a submit whose claim failed.
 func (e *exchange) storeError(err error, body *idempotency.Body) error {
-	// A record that cannot be read is there: the submit was sent before.
-	if e.OnStoreError == choiceForward && !errors.Is(err, idempotency.ErrUnreadable) {
+	// A record that cannot be read is there, and a duplicate that has waited is
+	// one: the submit was sent before.
+	sentBefore := errors.Is(err, idempotency.ErrUnreadable) || errors.Is(err, idempotency.ErrClaimedBefore)
+	if e.OnStoreError == choiceForward && !sentBefore {
 		e.note(outcomeStoreError)
 		e.logger.Warn("submit is forwarded without protection because the store failed (on_store_error forward)",
 			zap.String("record", string(e.id)), zap.Error(err))

@@ -142,7 +142,8 @@ type Admission struct {
 //
 // An error wraps ErrStoreUnavailable: nothing may be sent. If the store may
 // have granted the claim all the same, or may still do so, the engine takes it
-// back in the background.
+// back in the background. The error wraps ErrClaimedBefore, too, if the store
+// failed after the submit had waited.
 //
 // With Policy.Wait a submit whose first is running is held until that has come
 // to its end or the time is over, and costs a round trip more. Only this wait
@@ -154,8 +155,11 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 	}
 	ctx, cancel := context.WithTimeout(ctx, policy.Wait)
 	defer cancel()
-	for {
+	for waited := false; ; waited = true {
 		admission, err := e.begin(ctx, policy, s)
+		if err != nil && waited {
+			return admission, fmt.Errorf("%w: %w", ErrClaimedBefore, err)
+		}
 		running := err == nil && admission.Problem != nil && admission.Problem.Code == CodeInProgress
 		if !running || !e.awaitChange(ctx, s.ID) {
 			return admission, err

@@ -33,6 +33,10 @@ var (
 	// given up, and was not carried out.
 	ErrClaimTooLate = errors.New("claim reached the store too late")
 
+	// ErrClaimedBefore means that the store had said that another attempt has
+	// the key, before it failed: this submit is known to be a duplicate.
+	ErrClaimedBefore = errors.New("another attempt has the key")
+
 	// ErrNoRecord means that an operator asks for a record that is not there.
 	ErrNoRecord = errors.New("there is no such record")
 

@@ -518,8 +518,11 @@ func TestWaitWhileStoreFails(t *testing.T) {
 		w := h.waiters(1, patient(), s)[0]
 		h.store.spoil("claim", first(-1, refused))
 		h.conclude(a, accepted("answer"), idempotency.ConcludedAccepted)
-		if b, err := w.end(); !errors.Is(err, idempotency.ErrStoreUnavailable) || set(b) != 0 {
-			t.Errorf("a waiter gets %+v, %v; want ErrStoreUnavailable", b, err)
+		if b, err := w.end(); !errors.Is(err, idempotency.ErrStoreUnavailable) || !errors.Is(err, idempotency.ErrClaimedBefore) || set(b) != 0 {
+			t.Errorf("a waiter gets %+v, %v; want ErrStoreUnavailable and ErrClaimedBefore", b, err)
+		}
+		if _, err := h.engine.Begin(context.Background(), patient(), s); err == nil || errors.Is(err, idempotency.ErrClaimedBefore) {
+			t.Errorf("who has not waited gets %v, want another error", err)
 		}
 		h.wantNoWaiters()
 		h.store.spoil("claim", nil)

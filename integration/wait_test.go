@@ -207,3 +207,37 @@ func getCalls(t testing.TB, redis *redistest.Server) int {
 	t.Helper()
 	return commandCalls(t, redis)["get"] - commandCalls(t, redis)["evalsha"]
 }
+
+// A duplicate that has waited is known to be one: on_store_error forward does
+// not send it when the store fails afterwards.
+func TestWaitIsNotForwarded(t *testing.T) {
+	redis := redistest.Start(t)
+	hold := newGate()
+	p := startProvider(t, nil)
+	p.now(p.holdUntil(hold))
+	g := startGateway(t, p.url, options{store: "redis " + redis.Address, idempotency: "in_progress wait 20s\non_store_error forward"})
+	r := request{key: "k", body: "x"}
+	first := g.sendLater(t, r)
+	p.awaitSubmits(t, 1)
+	const duplicates = 5
+	var waiting []<-chan answer
+	for range duplicates {
+		waiting = append(waiting, g.sendLater(t, r))
+	}
+	awaitWaiting(t, g, duplicates)
+	redis.Kill(t)
+	hold.open()
+	if got := <-first; got.status != 202 {
+		t.Errorf("the first got %v", got)
+	}
+	for _, w := range waiting {
+		if got := <-w; got.code() != "idempotency_store_unavailable" {
+			t.Errorf("a duplicate got %v", got)
+		}
+	}
+	p.want(t, 1)
+	if got := g.send(t, request{key: "l", body: "x"}); got.status != 202 || got.code() != "" {
+		t.Errorf("one that has not waited got %v", got)
+	}
+	p.want(t, 2)
+}
