@@ -69,6 +69,9 @@ func (e *exchange) submit(key idempotency.Key) error {
 		}
 	}()
 
+	if body.Size() < e.r.ContentLength {
+		return e.fail(caddyhttp.Error(http.StatusInternalServerError, errBodyTaken))
+	}
 	fingerprint, err := pending.SumBody(body)
 	if err != nil {
 		return e.fail(bodyError(err))
@@ -120,6 +123,11 @@ func (e *exchange) fail(err error) error {
 	e.w.WriteHeader(status)
 	return nil
 }
+
+// errBodyTaken means that the body ended before its declared length and without
+// an error: its reader gives what is left of it. An empty submit must not go out
+// in its place.
+var errBodyTaken = errors.New("a handler before idempotency has read the request's body, such as one with {http.request.body}")
 
 // bodyError gives an error in reading the body the status that Caddy's own
 // request_body handler meant, 500 if it is the gateway's, and 400 otherwise.

@@ -204,6 +204,9 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 	if slices.Contains(h.Scope, "") {
 		return errors.New("scope: a value is empty, and tells no callers apart")
 	}
+	if slices.ContainsFunc(h.Scope, readsBody) {
+		return fmt.Errorf("scope: %w", errReadsBody)
+	}
 	if err := h.configureFingerprint(); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/google/uuid"
@@ -37,9 +38,19 @@ func (h *Handler) configureKeyFrom() error {
 	if _, err := caddy.NewEmptyReplacer().ReplaceOrErr(h.KeyFrom.Text, false, true); err == nil { // nothing unknown
 		return errors.New("key_from: the text has no placeholder, so all requests would have one key")
 	}
+	if readsBody(h.KeyFrom.Text) {
+		return fmt.Errorf("key_from: %w", errReadsBody)
+	}
 	h.keyFrom = keyDerivation{namespace, h.KeyFrom.Text}
 	return nil
 }
+
+// readsBody reports whether the placeholders of a text read the request's body.
+// Caddy puts what it has read back into the request as it was in the beginning,
+// and a handler such as tracing has made another one of it since.
+func readsBody(text string) bool { return strings.Contains(text, "{http.request.body") }
+
+var errReadsBody = errors.New("{http.request.body} may leave no body for the provider, and knows no max_request_body: take a header field")
 
 // derive returns the key, or "" if a placeholder is empty. A placeholder that
 // nobody knows is an error: a misspelt one must not leave requests without

@@ -294,3 +294,20 @@ func resident(t testing.TB, g *gateway) int {
 	}
 	return pages * os.Getpagesize()
 }
+
+// A body that is not there any more is not sent as an empty one.
+func TestBodyTakenBefore(t *testing.T) {
+	p := startProvider(t, nil)
+	g := startGateway(t, p.url, options{before: "tracing\nvars taken {http.request.body}", env: []string{"OTEL_TRACES_EXPORTER=none"}})
+	for range 2 {
+		got := g.send(t, request{key: "k", body: "x"})
+		p.want(t, 0)
+		if got.status != 500 || got.code() != "" {
+			t.Errorf("got %v", got)
+		}
+	}
+	g.awaitLog(t, "has read the request's body")
+	if got := g.send(t, request{key: "l"}); got.status != 202 {
+		t.Errorf("without a body: %v", got)
+	}
+}
