@@ -152,9 +152,36 @@ func (e *exchange) storeError(err error, body *idempotency.Body) error {
 		e.note(outcomeStoreError)
 		e.logger.Warn("submit is forwarded without protection because the store failed (on_store_error forward)",
 			zap.String("record", string(e.id)), zap.Error(err))
-		return e.next.ServeHTTP(e.w, e.outgoing(e.r.Context(), body))
+		return e.forwardUnprotected(body)
 	}
 	return e.problem(idempotency.Problem{Code: idempotency.CodeStoreUnavailable, RetryAfter: retryStore})
+}
+
+// forwardUnprotected sends a submit without a claim, and passes the answer on as
+// it comes. What is said of answers holds here, too: the gateway's own words are
+// not the provider's, and no error goes to Caddy's error routes.
+func (e *exchange) forwardUnprotected(body *idempotency.Body) error {
+	rec := newRecorder(e.w, 0, func(int) bool { return true })
+	rec.onStream = func() {}
+	rec.concluded = true
+	err := e.next.ServeHTTP(rec, e.outgoing(e.r.Context(), body))
+	switch {
+	case rec.streaming:
+		rec.finish()
+	case err != nil:
+		return e.fail(err)
+	case rec.status != 0:
+		rec.flushAll()
+	}
+	if err != nil {
+		e.logPassedOn(err)
+	}
+	return nil
+}
+
+// logPassedOn logs the error of an answer that the caller has seen already.
+func (e *exchange) logPassedOn(err error) {
+	e.logger.Error("an answer that was passed on ended in an error", zap.String("record", string(e.id)), zap.Error(err))
 }
 
 // forward sends a claimed submit to the provider and answers the caller when
@@ -191,7 +218,7 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 		}
 		rec.finish()
 		if err != nil {
-			e.logger.Error("an answer that was passed on ended in an error", zap.String("record", string(e.id)), zap.Error(err))
+			e.logPassedOn(err)
 		}
 		return nil
 	}

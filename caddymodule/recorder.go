@@ -148,6 +148,10 @@ func (rec *recorder) finish() {
 	outer := rec.ResponseWriterWrapper.Header()
 	flush := false
 	for name, values := range rec.header {
+		switch strings.TrimPrefix(name, http.TrailerPrefix) {
+		case idempotency.HeaderReplayed, idempotency.HeaderError:
+			continue
+		}
 		if strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(announced, name) {
 			outer[name] = values
 			flush = true

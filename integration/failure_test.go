@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -123,6 +124,41 @@ func TestOnStoreErrorForward(t *testing.T) {
 		t.Errorf("the provider got %+v", got)
 	}
 	g.awaitLog(t, `"idempotency_outcome":"store_error"`)
+
+	// An answer is passed on as it comes, without the words that are not the
+	// provider's.
+	seen := newGate()
+	p.now(func(w http.ResponseWriter, _ *http.Request, _ int, _ func() string) {
+		w.Header().Set("Idempotency-Replayed", "true")
+		w.Header().Set("Idempotency-Error", "x")
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.WriteString(w, "one")
+		_ = http.NewResponseController(w).Flush()
+		<-seen.opened
+		_, _ = io.WriteString(w, " two")
+	})
+	req, err := http.NewRequest(http.MethodPost, g.url+"/v1/videos", strings.NewReader("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Idempotency-Key", "k")
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	part := make([]byte, len("one"))
+	if _, err := io.ReadFull(res.Body, part); err != nil || string(part) != "one" {
+		t.Errorf("the first part is %q, %v", part, err)
+	}
+	if h := res.Header; res.StatusCode != 201 || h.Get("Idempotency-Replayed") != "" || h.Get("Idempotency-Error") != "" {
+		t.Errorf("the answer is %d %v", res.StatusCode, h)
+	}
+	seen.open()
+	if rest, err := io.ReadAll(res.Body); err != nil || string(rest) != " two" {
+		t.Errorf("the rest is %q, %v", rest, err)
+	}
+	p.want(t, 2)
 }
 
 // C10: what cannot be read is an error, never absence.

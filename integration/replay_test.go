@@ -206,6 +206,7 @@ func TestInterimAnswersAndTrailers(t *testing.T) {
 		acceptPlainly(w, accept)
 		w.Header().Set("X-Checksum", "1234")
 		w.Header().Set(http.TrailerPrefix+"X-Late", "5678")
+		w.Header().Set(http.TrailerPrefix+"Idempotency-Replayed", "true")
 	})
 	g := startGateway(t, p.url, options{})
 	raw := "POST /v1/videos HTTP/1.1\r\nHost: " + strings.TrimPrefix(g.url, "http://") +
@@ -226,6 +227,9 @@ func TestInterimAnswersAndTrailers(t *testing.T) {
 	}
 	if strings.Contains(final, "Link:") || !strings.Contains(final, "X-Checksum: 1234\r\n") || !strings.Contains(final, "X-Late: 5678\r\n") {
 		t.Errorf("the final answer or its trailers are not as sent: %q", final)
+	}
+	if strings.Contains(final, "Idempotency-Replayed: true") {
+		t.Errorf("the provider's own Idempotency-Replayed came through as a trailer: %q", final)
 	}
 	if got := g.send(t, request{key: "other"}); got.status != 202 {
 		t.Errorf("the next request got %v", got)

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 )
@@ -67,6 +68,15 @@ func TestHandleErrors(t *testing.T) {
 		t.Errorf("with an unknown placeholder: %v", got)
 	}
 	backup.want(t, 0)
+	first := startProvider(t, func(http.ResponseWriter, *http.Request, int, func() string) { panic(http.ErrAbortHandler) })
+	g = startGateway(t, first.url, options{store: "redis " + freeAddress(t), idempotency: "on_store_error forward",
+		before: fmt.Sprintf("handle_errors {\nreverse_proxy %s\n}", backup.url)})
+	got := g.send(t, request{key: "k"})
+	first.want(t, 1)
+	backup.want(t, 0)
+	if got.status != 502 {
+		t.Errorf("forwarded without protection: %v", got)
+	}
 }
 
 // A submit is not upgraded, and a record that cannot be read is not a store
