@@ -265,10 +265,7 @@ func (e *exchange) answer(rec *recorder, result idempotency.Result, conclusion i
 		}
 		return e.fail(err)
 	case idempotency.ConcludedAccepted, idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
-		if err != nil {
-			return e.fail(err) // a handler turned the request away
-		}
-		rec.flushAll()
+		rec.flushAll() // an error would have made it another conclusion
 		return nil
 	default:
 		return fmt.Errorf("idempotency: unexpected conclusion %d", conclusion)
