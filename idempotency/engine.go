@@ -272,11 +272,15 @@ func recordDetail(id RecordID) string { return "Record: " + string(id) + "." }
 func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 	mayBeGranted := false
 	var failure error
+	var nodeNow time.Time // by the record's own node, if it has just said so
 	for range 2 {
 		storeNow, err := e.storeNow(ctx)
 		if err != nil {
 			failure = err
 			break
+		}
+		if !nodeNow.IsZero() {
+			storeNow = nodeNow
 		}
 		// Both tries together take two timeouts at most. A claim that the store
 		// gets to see later, because it or the network stood still, must not be
@@ -293,7 +297,9 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 			return reply, nil
 		}
 		if err == nil {
-			// Our idea of the store's clock was off; the reply has corrected it.
+			// Our idea of the store's clock was off. The reply has corrected it, but
+			// that of another node may have taken its place meanwhile.
+			nodeNow = reply.Now
 			err = ErrClaimTooLate
 		} else if !errors.Is(err, ErrNotApplied) && !errors.Is(err, ErrUnreadable) {
 			mayBeGranted = true
