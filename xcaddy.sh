@@ -6,6 +6,8 @@
 #                       run Caddyfile.example
 #   ./xcaddy.sh test    install what the tests need, and run them all
 #   ./xcaddy.sh lint    run golangci-lint and govulncheck
+#   ./xcaddy.sh bench   install what the benchmark needs, and measure the gateway
+#                       against plain Caddy and two peers
 #   ./xcaddy.sh seeded  check the tests: build with one deliberate mistake at a
 #                       time, and expect the tests to notice
 set -euo pipefail
@@ -80,6 +82,12 @@ browser() {
 	if command -v dnf >/dev/null; then echo chromium-browser; else echo chromium; fi
 }
 
+install_bench() {
+	install redis-server "$(redis_package)"
+	install wrk wrk
+	if command -v apt-get >/dev/null; then install nginx nginx-light; else install nginx nginx; fi
+}
+
 run_tests() {
 	need_go
 	# The race detector needs a C compiler.
@@ -93,6 +101,7 @@ run_tests() {
 		fail "Node.js $(node --version) is too old for the SDKs that the tests use: install Node.js 18 or later"
 	say "installing the SDKs that the tests use"
 	(cd integration/sdk && npm ci --no-audit --no-fund --loglevel=error) >&2
+	install_bench
 	say "installing the browser driver that the tests use"
 	(cd integration/page && npm ci --no-audit --no-fund --loglevel=error) >&2
 
@@ -101,6 +110,7 @@ run_tests() {
 	[ -z "$unformatted" ] || fail "gofmt would change: $unformatted"
 	say "go vet"
 	go vet ./...
+	(cd integration/bench && go vet ./...)
 
 	build ./caddy
 	# The tests run a binary with the race detector: it ends, and fails the
@@ -110,6 +120,8 @@ run_tests() {
 	XCADDY_RACE_DETECTOR=1 build "$work/caddy"
 	say "go test"
 	IDEMPOTENCY_CADDY="$work/caddy" go test -race -timeout 30m ./... "$@"
+	say "go test, of the benchmark"
+	(cd integration/bench && IDEMPOTENCY_CADDY="$work/caddy" go test -timeout 10m ./...)
 }
 
 case ${1:-build} in
@@ -126,7 +138,15 @@ test)
 lint)
 	need_go
 	go run "$golangci_lint" run
+	(cd integration/bench && go run "$golangci_lint" run)
 	go run "$govulncheck" ./...
+	;;
+bench)
+	shift
+	need_go
+	install_bench
+	is_current || build ./caddy
+	(cd integration/bench && go run . "$@")
 	;;
 seeded)
 	shift
@@ -134,5 +154,5 @@ seeded)
 	install redis-server "$(redis_package)"
 	go run ./integration/seeded "$@"
 	;;
-*) fail "unknown command '$1': it is build, run, test, lint or seeded" ;;
+*) fail "unknown command '$1': it is build, run, test, lint, bench or seeded" ;;
 esac
