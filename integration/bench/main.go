@@ -14,9 +14,7 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := mainErr(ctx, os.Args[1:]); err != nil {
+	if err := mainErr(context.Background(), os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -31,6 +29,8 @@ func mainErr(ctx context.Context, args []string) error {
 	case len(args) == 4 && args[0] == "fiber":
 		return serveFiber(args[1], args[2], args[3])
 	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	var o options
 	flags.StringVar(&o.caddy, "caddy", filepath.Join("..", "..", "caddy"), "the Caddy binary with the module")
