@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -88,8 +89,11 @@ func (s *Store) commitLoop(db *bolt.DB) {
 
 func (s *Store) commit(db *bolt.DB, batch []*write) {
 	results := make([]error, len(batch))
+	var id int
+	now := s.commits.begin(s.moment)
 	err := update(db, func(tx *bolt.Tx) error {
-		r := s.view(tx)
+		id = tx.ID()
+		r := recordsAt(tx, now)
 		for i, w := range batch {
 			if err := w.ctx.Err(); err != nil {
 				results[i] = fmt.Errorf("%w: embedded store is slow: %w", idempotency.ErrNotApplied, err)
@@ -99,12 +103,72 @@ func (s *Store) commit(db *bolt.DB, batch []*write) {
 		}
 		return nil
 	})
+	s.commits.end(id, err == nil)
 	for i, w := range batch {
 		if err != nil {
 			results[i] = fmt.Errorf("commit to embedded store: %w", err)
 		}
 		w.result <- results[i]
 	}
+}
+
+// commits knows what is on the disk, and since when more is on its way there.
+type commits struct {
+	mu     sync.Mutex
+	synced int       // the last transaction that is on the disk
+	since  time.Time // when the running commit began; zero if none runs
+}
+
+// begin notes that a commit begins, and returns its moment.
+func (c *commits) begin(moment func() time.Time) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.since = moment()
+	return c.since
+}
+
+// end notes that the commit of a transaction is over.
+func (c *commits) end(id int, synced bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.since = time.Time{}
+	if synced {
+		c.synced = id
+	}
+}
+
+// lookAt lets f read what is on the disk, and waits for no commit. While one
+// runs, it is the moment of its beginning: what is read is what was before it.
+//
+// f is not called if there is nothing to be sure of. A commit can be seen
+// already while it is being synced, and what it says may be gone after a loss
+// of power; it is not known of a file that was just opened, either.
+func (s *Store) lookAt(db *bolt.DB, f func(*records) error) error {
+	var now time.Time
+	view := func(f func(*bolt.Tx) error) (err error) {
+		tx, at, sure, err := s.snapshot(db)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, tx.Rollback()) }()
+		if now = at; !sure {
+			return nil
+		}
+		return f(tx)
+	}
+	return guarded(view, func(tx *bolt.Tx) error { return f(recordsAt(tx, now)) })
+}
+
+// snapshot begins a transaction that reads, and says what moment it shows and
+// whether all of it is on the disk.
+func (s *Store) snapshot(db *bolt.DB) (tx *bolt.Tx, now time.Time, sure bool, err error) {
+	s.commits.mu.Lock()
+	defer s.commits.mu.Unlock()
+	if now = s.commits.since; now.IsZero() {
+		now = s.moment()
+	}
+	tx, err = db.Begin(false)
+	return tx, now, err == nil && tx.ID() <= s.commits.synced, err
 }
 
 // update is db.Update for a file that may be damaged.

@@ -72,6 +72,8 @@ type Store struct {
 	openedAt time.Time // last try
 	closed   bool
 
+	commits commits
+
 	writes chan *write
 	done   chan struct{} // closed by Close
 	work   sync.WaitGroup
@@ -157,9 +159,62 @@ func (s *Store) Now(context.Context) (time.Time, error) {
 	return s.now().Truncate(time.Millisecond), err
 }
 
-// Claim implements idempotency.Store.
+// Claim implements idempotency.Store. One that is not granted changes nothing
+// and waits for no commit.
 func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.ClaimReply, error) {
+	db, err := s.open()
+	if err != nil {
+		return idempotency.ClaimReply{}, err
+	}
+	var reply idempotency.ClaimReply
+	err = s.lookAt(db, func(r *records) error {
+		record, found, err := r.get(c.ID)
+		if err != nil {
+			return err
+		}
+		reply = judge(c, record, found, r.now)
+		return nil
+	})
+	if err != nil {
+		return idempotency.ClaimReply{}, err
+	}
+	switch reply.Verdict {
+	case idempotency.AlreadyCompleted, idempotency.StillInProgress, idempotency.AlreadyUncertain, idempotency.OtherRequest:
+		return reply, nil
+	case idempotency.Claimed, idempotency.TooLate: // decided when it is its turn to be written
+	}
 	return change(ctx, s, func(r *records) (idempotency.ClaimReply, error) { return claim(r, c) })
+}
+
+// judge decides a claim by the record that there is.
+func judge(c idempotency.Claim, record idempotency.Record, found bool, now time.Time) idempotency.ClaimReply {
+	reply := idempotency.ClaimReply{Now: now}
+	if found && !isMine(c, record) {
+		switch state := record.StateAt(now); {
+		case record.Fingerprint != c.Fingerprint:
+			reply.Verdict, reply.Record = idempotency.OtherRequest, record
+			return reply
+		case state == idempotency.Completed:
+			reply.Verdict, reply.Record = idempotency.AlreadyCompleted, record
+			return reply
+		case state == idempotency.InProgress:
+			reply.Verdict, reply.Record = idempotency.StillInProgress, record
+			return reply
+		case !c.TakeOver:
+			reply.Verdict, reply.Record = idempotency.AlreadyUncertain, record
+			return reply
+		}
+	}
+	reply.Verdict = idempotency.Claimed
+	if now.After(c.NotAfter) {
+		reply.Verdict = idempotency.TooLate
+	}
+	return reply
+}
+
+// isMine reports whether the claim was granted before.
+func isMine(c idempotency.Claim, record idempotency.Record) bool {
+	return record.Token == c.Token && record.State == idempotency.InProgress
 }
 
 func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
@@ -167,32 +222,14 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 	if err != nil {
 		return idempotency.ClaimReply{}, err
 	}
-	reply := idempotency.ClaimReply{Now: r.now}
-	created, resubmitted := r.now, false
-	if found {
-		mine := record.Token == c.Token && record.State == idempotency.InProgress
-		created, resubmitted = record.CreatedAt, !mine || record.Resubmitted
-		switch state := record.StateAt(r.now); {
-		case mine:
-		case record.Fingerprint != c.Fingerprint:
-			reply.Verdict, reply.Record = idempotency.OtherRequest, record
-			return reply, nil
-		case state == idempotency.Completed:
-			reply.Verdict, reply.Record = idempotency.AlreadyCompleted, record
-			return reply, nil
-		case state == idempotency.InProgress:
-			reply.Verdict, reply.Record = idempotency.StillInProgress, record
-			return reply, nil
-		case !c.TakeOver:
-			reply.Verdict, reply.Record = idempotency.AlreadyUncertain, record
-			return reply, nil
-		}
-	}
-	if r.now.After(c.NotAfter) {
-		reply.Verdict = idempotency.TooLate
+	reply := judge(c, record, found, r.now)
+	if reply.Verdict != idempotency.Claimed {
 		return reply, nil
 	}
-	reply.Verdict = idempotency.Claimed
+	created, resubmitted := r.now, false
+	if found {
+		created, resubmitted = record.CreatedAt, !isMine(c, record) || record.Resubmitted
+	}
 	return reply, r.put(c.ID, idempotency.Record{
 		State:       idempotency.InProgress,
 		Resubmitted: resubmitted,
@@ -386,9 +423,14 @@ type records struct {
 	now            time.Time
 }
 
-func (s *Store) view(tx *bolt.Tx) *records {
-	return &records{tx.Bucket(recordsBucket), tx.Bucket(expiryBucket), s.now().Truncate(time.Millisecond)}
+func (s *Store) view(tx *bolt.Tx) *records { return recordsAt(tx, s.moment()) }
+
+func recordsAt(tx *bolt.Tx, now time.Time) *records {
+	return &records{tx.Bucket(recordsBucket), tx.Bucket(expiryBucket), now}
 }
+
+// moment returns the clock as precisely as it is stored.
+func (s *Store) moment() time.Time { return s.now().Truncate(time.Millisecond) }
 
 // get returns the record, if there is one that has not expired.
 func (r *records) get(id idempotency.RecordID) (idempotency.Record, bool, error) {

@@ -292,3 +292,37 @@ func TestChangesShareCommits(t *testing.T) {
 		t.Errorf("%d concurrent changes took %d writes to the file", writes, n)
 	}
 }
+
+// A claim that is not granted waits for no commit, unless what it is told is
+// perhaps not on the disk yet.
+func TestRefusedClaimsWriteNothing(t *testing.T) {
+	store := embedded.New(embedded.Config{Path: filepath.Join(t.TempDir(), "idempotency.db")})
+	t.Cleanup(func() { _ = store.Close() })
+	first := claimOf("k")
+	if _, err := store.Claim(context.Background(), first); err != nil {
+		t.Fatal(err)
+	}
+	again := first
+	again.Token = idempotency.NewToken()
+	claim := func() (verdict idempotency.Verdict, writes int64) {
+		before := embedded.DiskWrites(store)
+		reply, err := store.Claim(context.Background(), again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply.Verdict, embedded.DiskWrites(store) - before
+	}
+	if verdict, n := claim(); verdict != idempotency.StillInProgress || n != 0 {
+		t.Errorf("a repeat got verdict %d and %d writes to the file, want none", verdict, n)
+	}
+	if _, err := store.Complete(context.Background(), idempotency.Ending{ID: first.ID, Token: first.Token}); err != nil {
+		t.Fatal(err)
+	}
+	if verdict, n := claim(); verdict != idempotency.AlreadyCompleted || n != 0 {
+		t.Errorf("a repeat got verdict %d and %d writes to the file, want none", verdict, n)
+	}
+	embedded.Unsync(store)
+	if verdict, n := claim(); verdict != idempotency.AlreadyCompleted || n == 0 {
+		t.Errorf("a repeat got verdict %d and %d writes to the file, want a commit before it is told", verdict, n)
+	}
+}

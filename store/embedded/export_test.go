@@ -32,3 +32,6 @@ func DiskWrites(s *Store) int64 {
 	stats := s.db.Stats()
 	return stats.TxStats.GetWrite()
 }
+
+// Unsync makes the store forget that its last commit is on the disk.
+func Unsync(s *Store) { s.commits.end(0, true) }
