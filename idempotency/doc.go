@@ -61,6 +61,19 @@
 // been told that the outcome is unknown. The attempt still runs, and its answer
 // is still the truth: if the record is its own, it ends there.
 //
+// # Duplicates
+//
+// A request with the key of a record, and another [Fingerprint], has reused the
+// key, whatever the record's state. One with the same fingerprint gets what the
+// record says: the replay, that the submit is running, or that its outcome is
+// unknown. With [Policy] Wait a duplicate of a running submit is held until it
+// is worth asking the store again. The end of an attempt of its own engine wakes
+// it; for one of another process, the record is read again and again by one of
+// all those who wait for it. To be woken means nothing: each asks the store with
+// a claim of its own, so after a refusal one of them submits and the others go
+// on waiting. A duplicate that has waited is known to be one, also if the store
+// fails then ([ErrClaimedBefore]).
+//
 // # Operators
 //
 // An operator decides about uncertain records only, by [Engine.Decide]: gives
@@ -70,6 +83,9 @@
 // it asks the store for the headers of all, a part at a time.
 //
 // # Failures
+//
+// The store may have several clocks, one for each part of the records; that of a
+// record's own part decides about it.
 //
 // A claim whose reply is lost is sent once more with the same token; the store
 // recognises it. If that fails, too, nothing is sent to the provider, and the
