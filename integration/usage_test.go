@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -69,9 +68,10 @@ func (g *gateway) profile(t testing.TB, debug int) string {
 
 // A gateway that was busy keeps its pool of connections to Redis, and little
 // else: the runtime's and the admin endpoint's own come and go.
-var poolSize = 10 * runtime.GOMAXPROCS(0)
-
-const slack = 10
+const (
+	poolSize = 64
+	slack    = 10
+)
 
 // awaitUsage waits until the gateway holds no more than it did.
 func (g *gateway) awaitUsage(t testing.TB, before usage) {
