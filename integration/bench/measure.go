@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -86,7 +87,7 @@ func (b *bench) loadOf(v variant, s setting, body string) load {
 		b.prefixes++
 		l.prefix = fmt.Sprintf("f%d-", b.prefixes)
 	case storedKeys:
-		l.prefix = fmt.Sprintf("s%d-", s.Body)
+		l.prefix = fmt.Sprintf("%s%d-", strings.ReplaceAll(v.system.name, "-", "_"), s.Body)
 	case noKeys:
 	}
 	return l
@@ -103,15 +104,16 @@ func (b *bench) prepare(ctx context.Context, v variant, s setting, body string) 
 
 // once measures one variant in one round.
 func (b *bench) once(ctx context.Context, v variant, s setting, body string) (sample, error) {
-	before, err := b.usage(ctx, v.system)
+	l := b.loadOf(v, s, body)
+	before, err := b.usage(ctx, v.system, l.prefix)
 	if err != nil {
 		return sample{}, err
 	}
-	t, err := b.run(ctx, b.loadOf(v, s, body))
+	t, err := b.run(ctx, l)
 	if err != nil {
 		return sample{}, err
 	}
-	after, err := b.settled(ctx, v.system)
+	after, err := b.settled(ctx, v.system, l.prefix)
 	if err != nil {
 		return sample{}, err
 	}
@@ -133,23 +135,23 @@ func (b *bench) once(ctx context.Context, v variant, s setting, body string) (sa
 
 // settled returns the usage when what wrk has left behind is done: it breaks off
 // the requests that are under way at its end.
-func (b *bench) settled(ctx context.Context, s *system) (usage, error) {
-	last, err := b.provider.submits(ctx)
+func (b *bench) settled(ctx context.Context, s *system, prefix string) (usage, error) {
+	last, err := b.provider.submits(ctx, prefix)
 	if err != nil {
 		return usage{}, err
 	}
 	since := time.Now()
 	err = await(ctx, "the last submits", func() (bool, error) {
-		now, err := b.provider.submits(ctx)
+		now, err := b.provider.submits(ctx, prefix)
 		if now != last {
 			last, since = now, time.Now()
 		}
-		return time.Since(since) > 30*time.Millisecond, err
+		return time.Since(since) > 50*time.Millisecond, err
 	})
 	if err != nil {
 		return usage{}, err
 	}
-	return b.usage(ctx, s)
+	return b.usage(ctx, s, prefix)
 }
 
 // check holds the submits that the provider received against what the callers

@@ -25,14 +25,17 @@ func (b *bench) measureInFlight(ctx context.Context, s *system, k keys, n int) (
 	if err != nil {
 		return m, err
 	}
-	before, err := b.provider.submits(ctx)
+	prefix := ""
+	if k == freshKeys {
+		b.prefixes++
+		prefix = fmt.Sprintf("f%d-", b.prefixes)
+	}
+	before, err := b.provider.submits(ctx, prefix)
 	if err != nil {
 		return m, err
 	}
-	b.prefixes++
 	cmd := b.command(ctx, load{
-		url: s.url(heldPath), keys: k, prefix: fmt.Sprintf("f%d-", b.prefixes), bodyFile: body,
-		connections: n, duration: time.Minute,
+		url: s.url(heldPath), keys: k, prefix: prefix, bodyFile: body, connections: n, duration: time.Minute,
 	})
 	if err := cmd.Start(); err != nil {
 		return m, err
@@ -40,7 +43,7 @@ func (b *bench) measureInFlight(ctx context.Context, s *system, k keys, n int) (
 	defer func() { _ = cmd.Wait() }() // it ends with a broken-off load
 	defer func() { _ = cmd.Process.Signal(syscall.SIGINT) }()
 	err = await(ctx, fmt.Sprint(n, " submits at the provider"), func() (bool, error) {
-		now, err := b.provider.submits(ctx)
+		now, err := b.provider.submits(ctx, prefix)
 		return now-before >= n, err
 	})
 	if err != nil {

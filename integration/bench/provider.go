@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -17,7 +18,7 @@ const (
 
 	submitPath  = "/v1/videos"
 	heldPath    = "/v1/held"       // answers when it is released
-	countPath   = "/bench/count"   // how many submits were received
+	countPath   = "/bench/count"   // how many submits were received whose key has ?prefix, up to a dash
 	releasePath = "/bench/release" // answers what is held
 )
 
@@ -26,6 +27,14 @@ const (
 func serveProvider(address string) error {
 	var count atomic.Int64
 	var mu sync.Mutex
+	byPrefix := map[string]int{}
+	submit := func(ctx *fasthttp.RequestCtx) int64 {
+		prefix, _, _ := strings.Cut(string(ctx.Request.Header.Peek("Idempotency-Key")), "-")
+		mu.Lock()
+		byPrefix[prefix]++
+		mu.Unlock()
+		return count.Add(1)
+	}
 	held := make(chan struct{})
 	accept := func(ctx *fasthttp.RequestCtx, n int64) {
 		ctx.SetStatusCode(fasthttp.StatusAccepted)
@@ -39,12 +48,12 @@ func serveProvider(address string) error {
 		Handler: func(ctx *fasthttp.RequestCtx) {
 			switch string(ctx.Path()) {
 			case submitPath:
-				accept(ctx, count.Add(1))
+				accept(ctx, submit(ctx))
 			case heldPath:
 				mu.Lock()
 				wait := held
 				mu.Unlock()
-				n := count.Add(1)
+				n := submit(ctx)
 				<-wait
 				accept(ctx, n)
 			case releasePath:
@@ -53,7 +62,10 @@ func serveProvider(address string) error {
 				held = make(chan struct{})
 				mu.Unlock()
 			case countPath:
-				_, _ = fmt.Fprint(ctx, count.Load())
+				mu.Lock()
+				n := byPrefix[string(ctx.QueryArgs().Peek("prefix"))]
+				mu.Unlock()
+				_, _ = fmt.Fprint(ctx, n)
 			default:
 				ctx.SetStatusCode(fasthttp.StatusNotFound)
 			}
@@ -75,9 +87,11 @@ func (p provider) get(ctx context.Context, path string) ([]byte, error) {
 	return get(ctx, "http://"+p.address+path)
 }
 
-// submits returns how many submits the provider has received.
-func (p provider) submits(ctx context.Context) (int, error) {
-	text, err := p.get(ctx, countPath)
+// submits returns how many submits the provider has received whose keys begin
+// with a prefix, or that had none. So what a round leaves behind does not count
+// in the next.
+func (p provider) submits(ctx context.Context, prefix string) (int, error) {
+	text, err := p.get(ctx, countPath+"?prefix="+strings.TrimSuffix(prefix, "-"))
 	if err != nil {
 		return 0, err
 	}

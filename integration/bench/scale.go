@@ -61,7 +61,7 @@ func (b *bench) measureScale(ctx context.Context, gateways []*system, connection
 func (b *bench) usages(ctx context.Context, systems []*system) ([]usage, error) {
 	var all []usage
 	for _, s := range systems {
-		u, err := b.settled(ctx, s)
+		u, err := b.settled(ctx, s, "")
 		if err != nil {
 			return nil, err
 		}

@@ -141,11 +141,12 @@ type usage struct {
 	submits        int     // at the provider
 }
 
-func (b *bench) usage(ctx context.Context, s *system) (u usage, err error) {
+// usage returns it, with the submits whose keys begin with a prefix.
+func (b *bench) usage(ctx context.Context, s *system, prefix string) (u usage, err error) {
 	if u.gateway, err = s.process.cpu(); err != nil {
 		return u, err
 	}
-	if u.submits, err = b.provider.submits(ctx); err != nil {
+	if u.submits, err = b.provider.submits(ctx, prefix); err != nil {
 		return u, err
 	}
 	if s.redis != nil {
