@@ -10,7 +10,10 @@ import (
 
 // Pointer names a value within a JSON document (RFC 6901). The zero Pointer is
 // the whole document.
-type Pointer struct{ tokens []string }
+type Pointer struct {
+	text   string
+	tokens []string
+}
 
 // ParsePointer reads a JSON pointer such as /base_resp/status_code.
 func ParsePointer(text string) (Pointer, error) {
@@ -29,17 +32,11 @@ func ParsePointer(text string) (Pointer, error) {
 		// The order of the two matters: ~01 is ~1.
 		tokens[i] = strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
 	}
-	return Pointer{tokens}, nil
+	return Pointer{text, tokens}, nil
 }
 
 // String returns the pointer as ParsePointer reads it.
-func (p Pointer) String() string {
-	var text strings.Builder
-	for _, token := range p.tokens {
-		text.WriteString("/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(token))
-	}
-	return text.String()
-}
+func (p Pointer) String() string { return p.text }
 
 // Tokens returns the unescaped reference tokens.
 func (p Pointer) Tokens() []string { return p.tokens }

@@ -65,7 +65,7 @@ func DefaultPolicy() Policy {
 		RefusedStatus: []StatusRange{{400, 499}, {503, 503}},
 		Retention:     24 * time.Hour,
 		Lease:         30 * time.Second,
-		JobID:         Pointer{[]string{"id"}},
+		JobID:         Pointer{"/id", []string{"id"}},
 	}
 }
 
