@@ -120,6 +120,8 @@ run_tests() {
 	XCADDY_RACE_DETECTOR=1 build "$work/caddy"
 	say "go test"
 	IDEMPOTENCY_CADDY="$work/caddy" go test -race -timeout 30m ./... "$@"
+	say "go test, of allocations, without the race detector"
+	go test -run Allocat ./idempotency ./caddymodule
 	say "go test, of the benchmark"
 	(cd integration/bench && IDEMPOTENCY_CADDY="$work/caddy" go test -timeout 10m ./...)
 }
