@@ -76,12 +76,14 @@ func TestCheck(t *testing.T) {
 		name    string
 		keys    keys
 		answers bool
+		failed  int
 		submits int
 		ok      bool
 	}{
 		{name: "each fresh key is a submit", keys: freshKeys, submits: 100, ok: true},
 		{name: "some were under way at the end", keys: freshKeys, submits: 104, ok: true},
 		{name: "a fresh key was not sent", keys: freshKeys, submits: 99},
+		{name: "a failure may have been sent or not", keys: freshKeys, failed: 1, submits: 99, ok: true},
 		{name: "a fresh key was sent twice", keys: freshKeys, submits: 105},
 		{name: "replays are not sent", keys: storedKeys, ok: true},
 		{name: "a replay was sent", keys: storedKeys, submits: 1},
@@ -90,7 +92,7 @@ func TestCheck(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			v := variant{keys: test.keys, system: &system{answers: test.answers}}
-			if err := v.check(test.submits, 100, 4); (err == nil) != test.ok {
+			if err := v.check(test.submits, 100, test.failed, 4); (err == nil) != test.ok {
 				t.Errorf("check gave %v", err)
 			}
 		})

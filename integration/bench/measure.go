@@ -39,6 +39,7 @@ type sample struct {
 	Allocations   float64 // per request
 	Allocated     float64 // bytes per request
 	StoreCalls    float64 // per request
+	Failed        int     // requests that got no success
 	StoreDuration float64 // µs per request that the gateway waited for its store
 }
 
@@ -117,13 +118,13 @@ func (b *bench) once(ctx context.Context, v variant, s setting, body string) (sa
 	if err != nil {
 		return sample{}, err
 	}
-	if err := v.check(after.submits-before.submits, t.Requests, s.Connections); err != nil {
+	if err := v.check(after.submits-before.submits, t.Requests, t.Failed, s.Connections); err != nil {
 		return sample{}, err
 	}
 	n := float64(t.Requests)
 	micro := func(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) / n }
 	return sample{
-		Rate: t.rate(), Mean: t.Mean, P50: t.P50, P99: t.P99,
+		Rate: t.rate(), Mean: t.Mean, P50: t.P50, P99: t.P99, Failed: t.Failed,
 		GatewayCPU:    micro(after.gateway - before.gateway),
 		StoreCPU:      micro(after.store - before.store),
 		Allocations:   (after.allocations - before.allocations) / n,
@@ -155,9 +156,9 @@ func (b *bench) settled(ctx context.Context, s *system, prefix string) (usage, e
 }
 
 // check holds the submits that the provider received against what the callers
-// sent. Those that were broken off may or may not have been sent.
-func (v variant) check(submits, requests, connections int) error {
-	least, most := requests, requests+connections
+// sent. Those that failed or were broken off may or may not have been sent.
+func (v variant) check(submits, requests, failed, connections int) error {
+	least, most := requests-failed, requests+connections
 	if v.keys == storedKeys || v.system.answers {
 		least, most = 0, 0
 	}

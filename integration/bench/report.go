@@ -114,6 +114,17 @@ func (r *report) markdown() []byte {
 			added(line, find(all, nameFresh), plain)
 		}
 	}
+	for _, all := range r.Series {
+		for _, s := range all {
+			failed := 0
+			for _, one := range s.Samples {
+				failed += one.Failed
+			}
+			if failed > 0 {
+				line("\n%d requests failed: %s, bodies of %s, %d connections.", failed, s.Name, size(s.Body), s.Connections)
+			}
+		}
+	}
 	r.rest(line)
 	return b.Bytes()
 }
