@@ -50,10 +50,11 @@ func mainErr(ctx context.Context, args []string) error {
 	b := &bench{options: o, dir: dir, storedCount: 1000}
 	r, err := b.all(ctx)
 	b.end()
-	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
-		return err
+	err = errors.Join(err, os.RemoveAll(dir))
+	if r != nil { // also of a run whose last part failed
+		err = errors.Join(err, r.write(os.Stdout, o.results, o.name))
 	}
-	return r.write(os.Stdout, o.results, o.name)
+	return err
 }
 
 // options are the flags.
@@ -84,8 +85,19 @@ func (b *bench) end() {
 
 func (*bench) say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
-// inFlightTarget is how many attempts are held for the memory's figure.
+// inFlightTarget is how many attempts are held for the memory's figure, if a
+// process may have two files open for each of them.
 const inFlightTarget = 10_000
+
+// holdable returns how many attempts one gateway can hold at a time.
+func holdable() (int, error) {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, err
+	}
+	const others = 200 // of the gateway's files
+	return min(inFlightTarget, int(min(limit.Cur, 1<<30)-others)/2), nil
+}
 
 // all starts everything and measures it.
 func (b *bench) all(ctx context.Context) (*report, error) {
@@ -114,7 +126,11 @@ func (b *bench) all(ctx context.Context) (*report, error) {
 		{Body: 64 << 10, Connections: 32, Rounds: 3, Seconds: 1},
 		{Body: 1 << 20, Connections: 32, Rounds: 3, Seconds: 1},
 	}
-	held, scaleSeconds := inFlightTarget, 3
+	held, err := holdable()
+	if err != nil {
+		return nil, err
+	}
+	scaleSeconds := 3
 	if b.quick {
 		settings = settings[:1]
 		settings[0].Rounds, settings[0].Seconds = 1, 1
@@ -135,12 +151,10 @@ func (b *bench) all(ctx context.Context) (*report, error) {
 		r.Series = append(r.Series, all)
 	}
 	if !b.mainOnly {
-		if err := b.measureRest(ctx, r, gateways, held, scaleSeconds); err != nil {
-			return nil, err
-		}
+		err = b.measureRest(ctx, r, gateways, held, scaleSeconds)
 	}
 	r.LoadAfter = loadAverage()
-	return r, nil
+	return r, err
 }
 
 // measureRest measures memory and scale.
