@@ -192,12 +192,15 @@ func (s *Server) signal(t testing.TB, signal os.Signal) {
 // Await polls until the condition holds, for at most half a minute.
 func Await(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.After(30 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
 	for !condition() {
-		if time.Now().After(deadline) {
+		select {
+		case <-tick.C:
+		case <-deadline:
 			t.Fatalf("waited half a minute for %s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 
