@@ -163,6 +163,14 @@ func newGate() *gate { return &gate{opened: make(chan struct{})} }
 
 func (g *gate) open() { g.once.Do(func() { close(g.opened) }) }
 
+// wait returns when the gate is open, or when the provider's test ends.
+func (g *gate) wait(p *provider) {
+	select {
+	case <-g.opened:
+	case <-p.ctx.Done():
+	}
+}
+
 // holdUntil accepts at once and answers when the gate opens.
 func (p *provider) holdUntil(g *gate) behaviour {
 	return func(w http.ResponseWriter, _ *http.Request, _ int, accept func() string) {

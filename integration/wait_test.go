@@ -65,7 +65,7 @@ func TestWaitForRefused(t *testing.T) {
 			p := startProvider(t, nil)
 			p.now(func(w http.ResponseWriter, r *http.Request, n int, job func() string) {
 				if n == 1 {
-					<-refuse.opened
+					refuse.wait(p)
 					answerWith(429, nil, "slow down")(w, r, n, job)
 					return
 				}
@@ -110,7 +110,7 @@ func TestWaitForUnknown(t *testing.T) {
 	hangs := newGate()
 	p := startProvider(t, nil)
 	p.now(func(w http.ResponseWriter, r *http.Request, n int, accept func() string) {
-		<-hangs.opened
+		hangs.wait(p)
 		hangUp("", true)(w, r, n, accept)
 	})
 	o := options{store: "redis " + redistest.Start(t).Address, idempotency: "in_progress wait 20s"}
