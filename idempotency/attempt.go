@@ -59,7 +59,9 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 		if !answer.Unavailable {
 			answer.Header, answer.Body = replayHeader(r.Header), r.Body
 		}
-		a.store(opComplete, a.details.complete(answer), r.Status)
+		details := a.details
+		details.Answer = &answer
+		a.store(opComplete, details, r.Status)
 	case ConcludedRefused, ConcludedNotAccepted, ConcludedNeverSent:
 		a.store(opRelease, Details{}, 0)
 	case ConcludedUnknown:

@@ -171,7 +171,9 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 // another key may be taken over: it stays under that key.
 func (e *Engine) begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
 	ctx = context.WithoutCancel(ctx)
-	s.Details.JobPointer = policy.JobID.String()
+	if pointer := policy.JobID.String(); pointer != DefaultJobPointer {
+		s.Details.JobPointer = pointer
+	}
 	key := policy.Keyring.first()
 	own := key.seal(s.ID, key.fingerprintOf(s.ID, s.Fingerprint))
 	admission, other, err := e.beginUnder(ctx, policy, s, own)

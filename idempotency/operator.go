@@ -142,7 +142,9 @@ func (e *Engine) decide(ctx context.Context, keyring *Keyring, v View, answer *A
 	if err != nil {
 		return Reply{}, err
 	}
-	payload, err := key.seal(v.ID, v.Record.Fingerprint).close(v.Details.complete(replayed))
+	details := v.Details
+	details.Answer = &replayed
+	payload, err := key.seal(v.ID, v.Record.Fingerprint).close(details)
 	if err != nil {
 		return Reply{}, err
 	}

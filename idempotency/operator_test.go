@@ -88,7 +88,7 @@ func TestDecideComplete(t *testing.T) {
 	if err := h.decide(s, given); err != nil {
 		t.Fatal(err)
 	}
-	if v := h.lookup(s); v.State != idempotency.Completed || v.Details.JobID != "job_7" || v.Details.Answer.Status != 202 {
+	if v := h.lookup(s); v.State != idempotency.Completed || v.Details.JobID() != "job_7" || v.Details.Answer.Status != 202 {
 		t.Errorf("the record is %+v", v)
 	}
 	if replay := h.wantReplay(s, 202, `{"id":"job_7"}`); replay.Header.Get("Set-Cookie") != "" || replay.Header.Get("Content-Type") != "application/json" {
@@ -431,6 +431,7 @@ func TestJobID(t *testing.T) {
 		"too long":     {"/id", `{"id":"` + strings.Repeat("x", 256) + `"}`, ""},
 		"no JSON":      {"/id", `id`, ""},
 		"empty":        {"/id", ``, ""},
+		"no pointer":   {"", `{"id":"job_1"}`, "job_1"},
 		"whole number": {"", `17`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -447,7 +448,7 @@ func TestJobID(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, s := range []idempotency.Submit{byProvider, byOperator} {
-				if got := h.lookup(s).Details.JobID; got != test.want {
+				if got := h.lookup(s).Details.JobID(); got != test.want {
 					t.Errorf("the job's id is %q, want %q", got, test.want)
 				}
 			}

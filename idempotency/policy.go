@@ -31,7 +31,7 @@ type Policy struct {
 	// it is answered at once.
 	Wait time.Duration
 	// JobID is where the body of an acceptance has the job's id, which
-	// operators are shown.
+	// operators are shown. The zero Pointer stands for DefaultJobPointer.
 	JobID Pointer
 	// Keyring encrypts records; nil leaves them readable.
 	Keyring *Keyring
@@ -65,7 +65,7 @@ func DefaultPolicy() Policy {
 		RefusedStatus: []StatusRange{{400, 499}, {503, 503}},
 		Retention:     24 * time.Hour,
 		Lease:         30 * time.Second,
-		JobID:         Pointer{"/id", []string{"id"}},
+		JobID:         Pointer{DefaultJobPointer, []string{"id"}},
 	}
 }
 

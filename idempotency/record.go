@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -172,26 +173,27 @@ type Details struct {
 	Error string `cbor:"5,keyasint,omitempty"`
 	// Answer is the provider's acceptance; nil until there is one.
 	Answer *Answer `cbor:"6,keyasint,omitempty"`
-	// JobID names the job at the provider; empty if it is not known.
-	JobID string `cbor:"7,keyasint,omitempty"`
-	// JobPointer is where an answer to this submit has the job's id.
+	// JobPointer is where an answer to this submit has the job's id; empty
+	// stands for DefaultJobPointer. Number 7 was the id itself.
 	JobPointer string `cbor:"8,keyasint,omitempty"`
 }
+
+// DefaultJobPointer is where most providers' answers have the job's id.
+const DefaultJobPointer = "/id"
 
 // maxJobID is the longest text that is taken for a job's id, in bytes.
 const maxJobID = 255
 
-// complete returns the details with an answer, and with the id of the job that
-// the answer's body has.
-func (d Details) complete(answer Answer) Details {
-	d.Answer, d.JobID = &answer, ""
-	pointer, err := ParsePointer(d.JobPointer)
-	if err != nil || d.JobPointer == "" {
-		return d
+// JobID names the job at the provider, as the answer's body has it; empty if
+// there is none. It is read when somebody looks, and not stored.
+func (d Details) JobID() string {
+	pointer, err := ParsePointer(cmp.Or(d.JobPointer, DefaultJobPointer))
+	if d.Answer == nil || err != nil {
+		return ""
 	}
-	value, found := pointer.Find(answer.Body)
+	value, found := pointer.Find(d.Answer.Body)
 	if !found {
-		return d
+		return ""
 	}
 	var text string
 	var number json.Number
@@ -200,10 +202,10 @@ func (d Details) complete(answer Answer) Details {
 	case json.Unmarshal(value, &number) == nil:
 		text = number.String()
 	}
-	if len(text) <= maxJobID {
-		d.JobID = text
+	if len(text) > maxJobID {
+		return ""
 	}
-	return d
+	return text
 }
 
 // Answer is a provider's acceptance as it is stored and replayed.

@@ -65,7 +65,7 @@ func fill(t *testing.T, store idempotency.Store, records, unknown int) {
 		}
 		return encoded
 	}
-	done := payload(idempotency.Details{JobID: "job", Answer: &idempotency.Answer{Status: 202, Body: []byte(`{"id":"job","status":"queued"}`)}})
+	done := payload(idempotency.Details{Answer: &idempotency.Answer{Status: 202, Body: []byte(`{"id":"job","status":"queued"}`)}})
 	lost := payload(idempotency.Details{Error: "the connection to the provider broke before a whole answer"})
 	step := records / unknown
 
