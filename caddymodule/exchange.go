@@ -322,7 +322,11 @@ func (e *exchange) note(o outcome) {
 	e.outcome = o
 	metrics.countRequest(o)
 	e.repl.Set(placeholderOutcome, string(o))
-	extra, ok := e.r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	ctx := e.r.Context()
+	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs == nil {
+		return // it has no access log
+	}
+	extra, ok := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	if !ok {
 		return
 	}

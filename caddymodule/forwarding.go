@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"strconv"
@@ -84,7 +85,7 @@ func (f *forwarding) end() {
 // that was read, and without what must not reach a provider.
 func (e *exchange) outgoing(ctx context.Context, body *idempotency.Body) *http.Request {
 	out := e.r.WithContext(ctx)
-	out.Header = e.r.Header.Clone()
+	out.Header = maps.Clone(e.r.Header)
 	// The stored body must be readable by every later caller.
 	out.Header.Del("Accept-Encoding")
 	// The body is here already.

@@ -54,7 +54,7 @@ func newRecorder(w http.ResponseWriter, limit int64, accepts func(int) bool) *re
 		limit:                 limit,
 		accepts:               accepts,
 		header:                w.Header().Clone(),
-		initial:               w.Header().Clone(),
+		initial:               maps.Clone(w.Header()),
 	}
 }
 

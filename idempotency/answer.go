@@ -4,7 +4,6 @@ import (
 	"maps"
 	"net/http"
 	"net/textproto"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -37,11 +36,14 @@ var notReplayed = map[string]bool{
 }
 
 // replayHeader returns the fields of a provider's answer that are stored and
-// replayed.
+// replayed. Their values are those of the answer.
 func replayHeader(header http.Header) http.Header {
-	named := make(map[string]bool)
+	var named map[string]bool
 	for _, line := range header["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
+			if named == nil {
+				named = make(map[string]bool)
+			}
 			named[textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name))] = true
 		}
 	}
@@ -50,7 +52,7 @@ func replayHeader(header http.Header) http.Header {
 		if notReplayed[name] || named[name] || isRateLimit(name) || strings.HasPrefix(name, http.TrailerPrefix) {
 			continue
 		}
-		kept[name] = slices.Clone(values)
+		kept[name] = values
 	}
 	return kept
 }

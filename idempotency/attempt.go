@@ -11,7 +11,7 @@ import (
 // Conclude.
 type Attempt struct {
 	engine  *Engine
-	policy  Policy
+	policy  *Policy
 	id      RecordID
 	token   Token
 	details Details

@@ -150,13 +150,16 @@ type Admission struct {
 // ends with ctx. Asking the store takes two store timeouts at most, and three
 // until it has been reached for the first time, for each round trip.
 func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
+	if pointer := policy.JobID.String(); pointer != DefaultJobPointer {
+		s.Details.JobPointer = pointer
+	}
 	if policy.Wait <= 0 {
-		return e.begin(ctx, policy, s)
+		return e.begin(ctx, &policy, &s)
 	}
 	ctx, cancel := context.WithTimeout(ctx, policy.Wait)
 	defer cancel()
 	for waited := false; ; waited = true {
-		admission, err := e.begin(ctx, policy, s)
+		admission, err := e.begin(ctx, &policy, &s)
 		if err != nil && waited {
 			return admission, fmt.Errorf("%w: %w", ErrClaimedBefore, err)
 		}
@@ -169,11 +172,8 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 
 // begin claims under the first key, and once more if an uncertain record under
 // another key may be taken over: it stays under that key.
-func (e *Engine) begin(ctx context.Context, policy Policy, s Submit) (Admission, error) {
+func (e *Engine) begin(ctx context.Context, policy *Policy, s *Submit) (Admission, error) {
 	ctx = context.WithoutCancel(ctx)
-	if pointer := policy.JobID.String(); pointer != DefaultJobPointer {
-		s.Details.JobPointer = pointer
-	}
 	key := policy.Keyring.first()
 	own := key.seal(s.ID, key.fingerprintOf(s.ID, s.Fingerprint))
 	admission, other, err := e.beginUnder(ctx, policy, s, own)
@@ -188,7 +188,7 @@ func (e *Engine) begin(ctx context.Context, policy Policy, s Submit) (Admission,
 
 // beginUnder claims once. If the record can be had under another seal alone, it
 // returns that one and nothing else.
-func (e *Engine) beginUnder(ctx context.Context, policy Policy, s Submit, own seal) (Admission, *seal, error) {
+func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own seal) (Admission, *seal, error) {
 	payload, err := own.close(s.Details)
 	if err != nil {
 		return Admission{}, nil, errors.Join(ErrStoreUnavailable, err)
@@ -221,7 +221,7 @@ func (e *Engine) beginUnder(ctx context.Context, policy Policy, s Submit, own se
 		admission, err := e.repeat(s.ID, own, reply)
 		return admission, nil, err
 	case OtherRequest:
-		other, same, err := policy.Keyring.recognise(s, reply.Record)
+		other, same, err := policy.Keyring.recognise(*s, reply.Record)
 		if err != nil {
 			e.observer.StoreError(nameClaim, s.ID, err)
 			return Admission{}, nil, fmt.Errorf("%w: compare requests: %w", ErrStoreUnavailable, err)

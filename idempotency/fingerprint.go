@@ -178,8 +178,10 @@ func (p *PendingFingerprint) SumBody(body *Body) (Fingerprint, error) {
 // digest starts a digest of the request. What is compared of the body is its
 // last field and needs no length: nothing follows it.
 func (p *PendingFingerprint) digest(kind bodyKind) hash.Hash {
+	var first fields
+	first.add("fingerprint " + string(kind))
 	h := sha256.New()
-	_, _ = h.Write(newFields("fingerprint " + string(kind))) // a hash.Hash never returns an error
+	_, _ = h.Write(first) // a hash.Hash never returns an error
 	_, _ = h.Write(p.head)
 	return h
 }
@@ -189,6 +191,9 @@ func (p *PendingFingerprint) digest(kind bodyKind) hash.Hash {
 // parameters.
 func mediaType(header http.Header) (string, map[string]string) {
 	value := strings.Join(header.Values("Content-Type"), ",")
+	if value == "application/json" { // most are, and a map costs something
+		return value, nil
+	}
 	if t, parameters, err := mime.ParseMediaType(value); err == nil {
 		return t, parameters
 	}

@@ -24,7 +24,8 @@ var recordIDEncoding = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").Wi
 // its length, so that no part can be moved across a border: scope "ab" with
 // key "c" is another record than scope "a" with key "bc".
 func NewRecordID(namespace string, scope []string, key Key) RecordID {
-	f := newFields("record")
+	f := make(fields, 0, 512)
+	f.add("record")
 	f.add(namespace)
 	f.count(len(scope))
 	for _, s := range scope {
@@ -56,16 +57,9 @@ func NewToken() Token {
 }
 
 // fields are texts that are digested together. Each is prefixed by its length,
-// so that none can be moved across a border.
+// so that none can be moved across a border. The first names their kind, so that
+// two kinds over the same texts differ.
 type fields []byte
-
-// newFields starts fields of a kind, so that two kinds over the same texts
-// differ.
-func newFields(kind string) fields {
-	var f fields
-	f.add(kind)
-	return f
-}
 
 func (f *fields) count(n int) { *f = binary.BigEndian.AppendUint64(*f, uint64(n)) }
 

@@ -187,6 +187,9 @@ func (p Policy) Accepts(status int) bool { return containsStatus(p.StoreStatus, 
 // IsStream reports whether a body is an event stream, which has no end that
 // could be waited for.
 func IsStream(header http.Header) bool {
+	if header.Get("Content-Type") == "application/json" {
+		return false // most are
+	}
 	t, _, err := mime.ParseMediaType(header.Get("Content-Type"))
 	return err == nil && strings.EqualFold(t, "text/event-stream")
 }
