@@ -208,19 +208,24 @@ func (s *Store) sweepLoop() {
 
 // sweep looks at up to n entries of the expiry bucket that are due, deletes
 // the records that have expired, and returns how many entries it has looked at.
-// The record decides, not its entry.
+// One that lives is looked at again at its end.
 func (r *records) sweep(n int) (int, error) {
-	expired := make([][]byte, 0, n)
+	due := make([][]byte, 0, n)
 	cursor := r.byExpiry.Cursor()
-	for key, _ := cursor.First(); key != nil && len(expired) < n; key, _ = cursor.Next() {
+	for key, _ := cursor.First(); key != nil && len(due) < n; key, _ = cursor.Next() {
 		if len(key) < 8 || time.UnixMilli(int64(binary.BigEndian.Uint64(key))).After(r.now) {
 			break
 		}
-		expired = append(expired, append([]byte(nil), key...))
+		due = append(due, append([]byte(nil), key...))
 	}
-	for _, key := range expired {
-		record, found, err := r.stored(idempotency.RecordID(key[8:]))
-		if err == nil && found && !r.now.Before(record.ExpiresAt()) {
+	for _, key := range due {
+		id := idempotency.RecordID(key[8:])
+		record, found, err := r.stored(id)
+		switch {
+		case err != nil || !found:
+		case r.now.Before(record.ExpiresAt()):
+			err = r.byExpiry.Put(expiryKey(record.ExpiresAt(), id), nil)
+		default:
 			err = r.byID.Delete(key[8:])
 		}
 		if err != nil && !errors.Is(err, idempotency.ErrUnreadable) {
@@ -230,5 +235,5 @@ func (r *records) sweep(n int) (int, error) {
 			return 0, err
 		}
 	}
-	return len(expired), nil
+	return len(due), nil
 }

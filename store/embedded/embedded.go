@@ -57,7 +57,11 @@ const (
 
 var (
 	recordsBucket = []byte("records") // record id -> record
-	expiryBucket  = []byte("expiry")  // expiry in Unix ms, big endian, and record id -> nothing
+	// expiryBucket: when to look whether a record has expired, in Unix ms, big
+	// endian, and the record's id -> nothing. Each record has an entry, and the
+	// record decides: so that only what makes and removes a record writes here,
+	// the first look is at the earliest moment that can be its end.
+	expiryBucket = []byte("expiry")
 )
 
 // Store is an idempotency.Store in one file.
@@ -226,21 +230,21 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 	if reply.Verdict != idempotency.Claimed {
 		return reply, nil
 	}
-	created, resubmitted := r.now, false
-	if found {
-		created, resubmitted = record.CreatedAt, !isMine(c, record) || record.Resubmitted
-	}
-	return reply, r.put(c.ID, idempotency.Record{
+	claimed := idempotency.Record{
 		State:       idempotency.InProgress,
-		Resubmitted: resubmitted,
 		Token:       c.Token,
 		Fingerprint: c.Fingerprint,
-		CreatedAt:   created,
+		CreatedAt:   r.now,
 		ChangedAt:   r.now,
 		LeaseUntil:  r.now.Add(c.Lease),
 		Retention:   c.Retention,
 		Payload:     c.Payload,
-	})
+	}
+	if found {
+		claimed.CreatedAt, claimed.Resubmitted = record.CreatedAt, !isMine(c, record) || record.Resubmitted
+		return reply, r.put(c.ID, claimed)
+	}
+	return reply, r.create(c.ID, claimed)
 }
 
 // Renew implements idempotency.Store. The renewals share one commit.
@@ -453,35 +457,38 @@ func (r *records) stored(id idempotency.RecordID) (idempotency.Record, bool, err
 	return record, true, nil
 }
 
-// put writes the record and moves its one entry in the expiry bucket.
+// put writes a record over the one that is there.
 func (r *records) put(id idempotency.RecordID, record idempotency.Record) error {
-	// As precise as it is stored, so that its entry can be found again.
-	record.LeaseUntil = record.LeaseUntil.Truncate(time.Millisecond)
-	record.Retention = record.Retention.Truncate(time.Millisecond)
-	old, found, err := r.stored(id)
+	value, err := record.AppendBinary(make([]byte, 0, idempotency.RecordHeaderSize+len(record.Payload)))
 	if err != nil {
 		return err
 	}
-	if found {
-		if err := r.byExpiry.Delete(expiryKey(old.ExpiresAt(), id)); err != nil {
-			return err
-		}
-	}
-	value, err := record.AppendBinary(nil)
-	if err != nil {
-		return err
-	}
-	if err := r.byID.Put([]byte(id), value); err != nil {
-		return err
-	}
-	return r.byExpiry.Put(expiryKey(record.ExpiresAt(), id), nil)
+	return r.byID.Put([]byte(id), value)
 }
 
+// create writes the first record of a key.
+func (r *records) create(id idempotency.RecordID, record idempotency.Record) error {
+	if err := r.put(id, record); err != nil {
+		return err
+	}
+	return r.byExpiry.Put(firstLook(id, record), nil)
+}
+
+// delete removes a record. An entry that a look has moved stays behind until it
+// is due.
 func (r *records) delete(id idempotency.RecordID, record idempotency.Record) error {
 	if err := r.byID.Delete([]byte(id)); err != nil {
 		return err
 	}
-	return r.byExpiry.Delete(expiryKey(record.ExpiresAt(), id))
+	return r.byExpiry.Delete(firstLook(id, record))
+}
+
+// firstLook is the expiry entry that a record gets when it is made: no record
+// ends before its retention is over, counted from then. It stays the same as
+// long as the record is there.
+func firstLook(id idempotency.RecordID, record idempotency.Record) []byte {
+	// As precise as it is stored, so that the entry can be found again.
+	return expiryKey(record.CreatedAt.Add(record.Retention.Truncate(time.Millisecond)), id)
 }
 
 func expiryKey(at time.Time, id idempotency.RecordID) []byte {

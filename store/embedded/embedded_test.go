@@ -216,6 +216,47 @@ func TestSweep(t *testing.T) {
 	_ = db.Close()
 }
 
+// Only what makes and what removes a record writes its expiry entry. A record
+// that lives on when it is looked at keeps one, and goes at its end.
+func TestExpiryEntries(t *testing.T) {
+	clock := &clock{now: time.Now()}
+	store := embedded.New(embedded.Config{
+		Path: filepath.Join(t.TempDir(), "idempotency.db"), Now: clock.Now, SweepInterval: time.Millisecond,
+	})
+	t.Cleanup(func() { _ = store.Close() })
+	holds := func(what string, want [2]int) {
+		t.Helper()
+		await(t, what, func() bool { return embedded.Stored(store) == want })
+	}
+	claim := func(key string) idempotency.Claim {
+		c := claimOf(key)
+		c.Lease, c.Retention = time.Second, 10*time.Second
+		if reply, err := store.Claim(context.Background(), c); err != nil || reply.Verdict != idempotency.Claimed {
+			t.Fatalf("Claim: %+v, %v", reply, err)
+		}
+		return c
+	}
+
+	completed, released := claim("completed"), claim("released")
+	holds("an entry for each record", [2]int{2, 2})
+	if reply, err := store.Release(context.Background(), released.ID, released.Token); err != nil || !reply.Applied {
+		t.Fatalf("Release: %+v, %v", reply, err)
+	}
+	holds("no entry of a released record", [2]int{1, 1})
+
+	clock.Advance(9 * time.Second)
+	if reply, err := store.Complete(context.Background(), idempotency.Ending{ID: completed.ID, Token: completed.Token}); err != nil || !reply.Applied {
+		t.Fatalf("Complete: %+v, %v", reply, err)
+	}
+	clock.Advance(5 * time.Second)
+	embedded.Sweep(store)
+	if got := embedded.Stored(store); got != [2]int{1, 1} {
+		t.Fatalf("in the middle of its life a completed record has %v records and entries, want one of each", got)
+	}
+	clock.Advance(5 * time.Second)
+	holds("nothing after the retention", [2]int{0, 0})
+}
+
 // A lease and a retention with fractions of a millisecond leave no entry behind
 // by which a record would be swept that lives.
 func TestSweepWithFractions(t *testing.T) {

@@ -1,6 +1,8 @@
 package embedded
 
 import (
+	"context"
+
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
@@ -35,3 +37,8 @@ func DiskWrites(s *Store) int64 {
 
 // Unsync makes the store forget that its last commit is on the disk.
 func Unsync(s *Store) { s.commits.end(0, true) }
+
+// Sweep does what the sweeper does now and then, for all that is due.
+func Sweep(s *Store) {
+	_, _ = change(context.Background(), s, func(r *records) (int, error) { return r.sweep(1 << 20) })
+}
