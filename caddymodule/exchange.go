@@ -29,20 +29,42 @@ type exchange struct {
 	next caddyhttp.Handler
 
 	id      idempotency.RecordID
-	outcome outcome // once it has come to one
+	body    *idempotency.Body // once it has been read
+	outcome outcome           // once it has come to one
 	traced  bool    // its steps are spans
 }
 
 // submit takes a request with a key through the protocol: body, claim,
-// forward, conclude, answer.
+// forward, conclude, answer. What it calls on the way to forward keeps the
+// stack of a submit that waits for the provider small.
 func (e *exchange) submit(key idempotency.Key) error {
+	fingerprint, read, err := e.read(key)
+	if !read {
+		return err
+	}
+	defer e.closeBody()
+	engine, release, err := e.engine.use()
+	if err != nil {
+		return e.storeError(err)
+	}
+	defer release()
+	attempt, err := e.claim(engine, key, fingerprint)
+	if attempt == nil {
+		return err
+	}
+	return e.forward(attempt)
+}
+
+// read finds out which record the request is about, reads its body, and digests
+// it. If it reports false, the request is answered.
+func (e *exchange) read(key idempotency.Key) (f idempotency.Fingerprint, read bool, err error) {
 	scope := make([]string, len(e.Scope))
 	for i, text := range e.Scope {
 		// A placeholder that nobody knows must not become empty: a misspelt
 		// scope would put all callers into one.
 		value, err := e.repl.ReplaceOrErr(text, false, true)
 		if err != nil {
-			return e.fail(caddyhttp.Error(http.StatusInternalServerError, fmt.Errorf("scope: %w", err)))
+			return f, false, e.fail(caddyhttp.Error(http.StatusInternalServerError, fmt.Errorf("scope: %w", err)))
 		}
 		scope[i] = value
 	}
@@ -50,38 +72,40 @@ func (e *exchange) submit(key idempotency.Key) error {
 	e.repl.Set(placeholderRecord, string(e.id))
 
 	pending := e.fingerprinter.Start(e.r.Method, e.r.URL, e.r.Header)
-	body, err := idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, pending)
+	e.body, err = idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, pending)
 	if errors.Is(err, idempotency.ErrBodyTooLarge) {
 		if e.r.ProtoMajor == 1 {
 			// Otherwise net/http waits for the rest of the body before it answers.
 			e.w.Header().Set("Connection", "close")
 		}
-		return e.problem(idempotency.Problem{Code: idempotency.CodeBodyTooLarge,
+		return f, false, e.problem(idempotency.Problem{Code: idempotency.CodeBodyTooLarge,
 			Detail: fmt.Sprintf("The maximum is %d bytes.", e.maxRequestBody)})
 	}
 	if err != nil {
 		// The caller broke off, or sent something that is no body.
-		return e.fail(bodyError(err))
+		return f, false, e.fail(bodyError(err))
 	}
-	defer func() {
-		if err := body.Close(); err != nil {
-			e.logger.Error("closing temporary file of a request body", zap.Error(err))
-		}
-	}()
-
-	if body.Size() < e.r.ContentLength {
-		return e.fail(caddyhttp.Error(http.StatusInternalServerError, errBodyTaken))
+	if e.body.Size() < e.r.ContentLength {
+		err = caddyhttp.Error(http.StatusInternalServerError, errBodyTaken)
+	} else if f, err = pending.SumBody(e.body); err != nil {
+		err = bodyError(err)
 	}
-	fingerprint, err := pending.SumBody(body)
 	if err != nil {
-		return e.fail(bodyError(err))
+		e.closeBody()
+		return f, false, e.fail(err)
 	}
+	return f, true, nil
+}
 
-	engine, release, err := e.engine.use()
-	if err != nil {
-		return e.storeError(err, body)
+func (e *exchange) closeBody() {
+	if err := e.body.Close(); err != nil {
+		e.logger.Error("closing temporary file of a request body", zap.Error(err))
 	}
-	defer release()
+}
+
+// claim asks the engine whether the submit may be sent. Without an attempt the
+// request is answered.
+func (e *exchange) claim(engine *idempotency.Engine, key idempotency.Key, fingerprint idempotency.Fingerprint) (*idempotency.Attempt, error) {
 	began := time.Now()
 	admission, err := engine.Begin(e.r.Context(), e.policy, idempotency.Submit{
 		ID:          e.id,
@@ -93,14 +117,14 @@ func (e *exchange) submit(key idempotency.Key) error {
 	e.traceClaim(began, admission, err)
 	switch {
 	case err != nil:
-		return e.storeError(err, body)
+		return nil, e.storeError(err)
 	case admission.Problem != nil:
-		return e.problem(*admission.Problem)
+		return nil, e.problem(*admission.Problem)
 	case admission.Replay != nil:
 		e.note(outcomeReplayed)
-		return admission.Replay.Replay(e.w)
+		return nil, admission.Replay.Replay(e.w)
 	default:
-		return e.forward(admission.Attempt, body)
+		return admission.Attempt, nil
 	}
 }
 
@@ -144,7 +168,7 @@ func bodyError(err error) error {
 }
 
 // storeError answers a submit whose claim failed.
-func (e *exchange) storeError(err error, body *idempotency.Body) error {
+func (e *exchange) storeError(err error) error {
 	// A record that cannot be read is there, and a duplicate that has waited is
 	// one: the submit was sent before.
 	sentBefore := errors.Is(err, idempotency.ErrUnreadable) || errors.Is(err, idempotency.ErrClaimedBefore)
@@ -152,7 +176,7 @@ func (e *exchange) storeError(err error, body *idempotency.Body) error {
 		e.note(outcomeStoreError)
 		e.logger.Warn("submit is forwarded without protection because the store failed (on_store_error forward)",
 			zap.String("record", string(e.id)), zap.Error(err))
-		return e.forwardUnprotected(body)
+		return e.forwardUnprotected()
 	}
 	return e.problem(idempotency.Problem{Code: idempotency.CodeStoreUnavailable, RetryAfter: retryStore})
 }
@@ -160,11 +184,11 @@ func (e *exchange) storeError(err error, body *idempotency.Body) error {
 // forwardUnprotected sends a submit without a claim, and passes the answer on as
 // it comes. What is said of answers holds here, too: the gateway's own words are
 // not the provider's, and no error goes to Caddy's error routes.
-func (e *exchange) forwardUnprotected(body *idempotency.Body) error {
+func (e *exchange) forwardUnprotected() error {
 	rec := newRecorder(e.w, 0, func(int) bool { return true })
 	rec.onStream = func() {}
 	rec.concluded = true
-	err := e.next.ServeHTTP(rec, e.outgoing(e.r.Context(), body))
+	err := e.next.ServeHTTP(rec, e.outgoing(e.r.Context()))
 	switch {
 	case rec.streaming:
 		rec.finish()
@@ -186,7 +210,7 @@ func (e *exchange) logPassedOn(err error) {
 
 // forward sends a claimed submit to the provider and answers the caller when
 // the outcome is stored.
-func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body) error {
+func (e *exchange) forward(attempt *idempotency.Attempt) error {
 	ctx, span := e.startForward()
 	defer span.End() // if it has not ended before
 	f := newForwarding(ctx, e.upstreamTimeout)
@@ -208,9 +232,17 @@ func (e *exchange) forward(attempt *idempotency.Attempt, body *idempotency.Body)
 		}
 	}
 
-	out := e.outgoing(f.ctx, body)
+	out := e.outgoing(f.ctx)
 	e.propagate(f.ctx, out.Header)
 	crashed, err := serve(e.next, rec, out)
+	return e.conclude(attempt, f, span, rec, crashed, err)
+}
+
+// conclude settles what came of a submit, unless that was done when its stream
+// began, and answers the caller.
+func (e *exchange) conclude(
+	attempt *idempotency.Attempt, f *forwarding, span trace.Span, rec *recorder, crashed *crash, err error,
+) error {
 	answered := time.Now()
 	if rec.concluded {
 		if crashed != nil {

@@ -83,7 +83,7 @@ func (f *forwarding) end() {
 
 // outgoing returns the request as it goes to the handlers below: with the body
 // that was read, and without what must not reach a provider.
-func (e *exchange) outgoing(ctx context.Context, body *idempotency.Body) *http.Request {
+func (e *exchange) outgoing(ctx context.Context) *http.Request {
 	out := e.r.WithContext(ctx)
 	out.Header = maps.Clone(e.r.Header)
 	// The stored body must be readable by every later caller.
@@ -97,27 +97,27 @@ func (e *exchange) outgoing(ctx context.Context, body *idempotency.Body) *http.R
 	out.Header.Del(idempotency.HeaderError)
 
 	out.TransferEncoding = nil
-	out.ContentLength = body.Size()
+	out.ContentLength = e.body.Size()
 	out.GetBody = nil
 	if e.UpstreamKey == choiceRemove {
 		for _, name := range e.KeyHeader {
 			out.Header.Del(name)
 		}
 	}
-	if e.UpstreamKey == choiceRemove || e.UpstreamKey == choiceAuto && body.Size() == 0 {
+	if e.UpstreamKey == choiceRemove || e.UpstreamKey == choiceAuto && e.body.Size() == 0 {
 		// net/http sends a request without a body again by itself, on another
 		// connection, if it carries one of these fields and a reused connection
 		// breaks before the first byte of the answer (Request.isReplayable).
 		out.Header.Del("Idempotency-Key")
 		out.Header.Del("X-Idempotency-Key")
 	}
-	if body.Size() == 0 {
+	if e.body.Size() == 0 {
 		out.Body = http.NoBody
 		return out
 	}
 	// With a body and without GetBody it is sent once.
-	out.Body = io.NopCloser(body.Reader())
-	out.Header.Set("Content-Length", strconv.FormatInt(body.Size(), 10))
+	out.Body = io.NopCloser(e.body.Reader())
+	out.Header.Set("Content-Length", strconv.FormatInt(e.body.Size(), 10))
 	return out
 }
 

@@ -176,9 +176,9 @@ func (e *Engine) begin(ctx context.Context, policy *Policy, s *Submit) (Admissio
 	ctx = context.WithoutCancel(ctx)
 	key := policy.Keyring.first()
 	own := key.seal(s.ID, key.fingerprintOf(s.ID, s.Fingerprint))
-	admission, other, err := e.beginUnder(ctx, policy, s, own)
+	admission, other, err := e.beginUnder(ctx, policy, s, &own)
 	if other != nil {
-		admission, other, err = e.beginUnder(ctx, policy, s, *other)
+		admission, other, err = e.beginUnder(ctx, policy, s, other)
 	}
 	if other != nil {
 		return Admission{}, fmt.Errorf("%w: the record has changed hands", ErrStoreUnavailable)
@@ -188,7 +188,7 @@ func (e *Engine) begin(ctx context.Context, policy *Policy, s *Submit) (Admissio
 
 // beginUnder claims once. If the record can be had under another seal alone, it
 // returns that one and nothing else.
-func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own seal) (Admission, *seal, error) {
+func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own *seal) (Admission, *seal, error) {
 	payload, err := own.close(s.Details)
 	if err != nil {
 		return Admission{}, nil, errors.Join(ErrStoreUnavailable, err)
@@ -212,37 +212,43 @@ func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own 
 	switch reply.Verdict {
 	case Claimed:
 		a := &Attempt{
-			engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details, seal: own,
+			engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details, seal: *own,
 			strayUntil: claim.NotAfter,
 		}
 		e.attend(a, sentAt)
 		return Admission{Attempt: a}, nil, nil
 	case AlreadyCompleted, StillInProgress, AlreadyUncertain:
-		admission, err := e.repeat(s.ID, own, reply)
+		admission, err := e.repeat(s.ID, own, &reply)
 		return admission, nil, err
 	case OtherRequest:
-		other, same, err := policy.Keyring.recognise(*s, reply.Record)
-		if err != nil {
-			e.observer.StoreError(nameClaim, s.ID, err)
-			return Admission{}, nil, fmt.Errorf("%w: compare requests: %w", ErrStoreUnavailable, err)
-		}
-		if !same {
-			return Admission{Problem: &Problem{Code: CodeReuse}}, nil, nil
-		}
-		if claim.TakeOver && reply.Record.StateAt(reply.Now) == Uncertain {
-			return Admission{}, &other, nil
-		}
-		admission, err := e.repeat(s.ID, other, reply)
-		return admission, nil, err
+		return e.compare(policy, s, &reply)
 	case TooLate:
 		// claim reports it as an error.
 	}
 	return Admission{}, nil, fmt.Errorf("%w: the store gave verdict %d", ErrStoreUnavailable, reply.Verdict)
 }
 
+// compare finds out whether a record with another stored fingerprint is of
+// another request, or of the same one and under another key.
+func (e *Engine) compare(policy *Policy, s *Submit, reply *ClaimReply) (Admission, *seal, error) {
+	other, same, err := policy.Keyring.recognise(s, &reply.Record)
+	if err != nil {
+		e.observer.StoreError(nameClaim, s.ID, err)
+		return Admission{}, nil, fmt.Errorf("%w: compare requests: %w", ErrStoreUnavailable, err)
+	}
+	if !same {
+		return Admission{Problem: &Problem{Code: CodeReuse}}, nil, nil
+	}
+	if policy.ResubmitUncertain && reply.Record.StateAt(reply.Now) == Uncertain {
+		return Admission{}, &other, nil
+	}
+	admission, err := e.repeat(s.ID, &other, reply)
+	return admission, nil, err
+}
+
 // repeat answers a repeat of the request that the record is of.
-func (e *Engine) repeat(id RecordID, s seal, reply ClaimReply) (Admission, error) {
-	r := reply.Record
+func (e *Engine) repeat(id RecordID, s *seal, reply *ClaimReply) (Admission, error) {
+	r := &reply.Record
 	switch state := r.StateAt(reply.Now); state {
 	case Completed:
 		answer, err := answerOf(r, s)
@@ -288,7 +294,7 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 		// gets to see later, because it or the network stood still, must not be
 		// granted: nobody would send it, and it would block the key.
 		c.NotAfter = storeNow.Add(2 * e.timeout)
-		reply, err := e.claimOnce(ctx, *c)
+		reply, err := e.claimOnce(ctx, c)
 		if err == nil && reply.Verdict != TooLate {
 			switch {
 			case !mayBeGranted:
@@ -317,8 +323,14 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 	return ClaimReply{}, failure
 }
 
-func (e *Engine) claimOnce(ctx context.Context, c Claim) (ClaimReply, error) {
-	reply, err := call(ctx, e, nameClaim, func(ctx context.Context) (ClaimReply, error) { return e.store.Claim(ctx, c) })
+// claimOnce is a call without the closure: the stack of a submit that waits for
+// the provider is as deep as this one was.
+func (e *Engine) claimOnce(ctx context.Context, c *Claim) (reply ClaimReply, err error) {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	began := time.Now()
+	reply, err = e.store.Claim(ctx, *c)
+	e.observer.StoreCall(nameClaim, time.Since(began), err)
 	if err == nil {
 		e.clock.learn(reply.Now)
 	}

@@ -261,7 +261,7 @@ func DecodeDetails(payload []byte) (Details, error) {
 }
 
 // answerOf returns the answer of a completed record.
-func answerOf(r Record, s seal) (Answer, error) {
+func answerOf(r *Record, s *seal) (Answer, error) {
 	d, err := s.open(r.Payload)
 	if err != nil {
 		return Answer{}, err

@@ -108,7 +108,7 @@ func (k *Keyring) keyOf(payload []byte) (*encryptionKey, error) {
 // to be another one: under another key the same request has another. It returns
 // the request's seal under the record's key, and whether the record is of this
 // request. If it is not, its payload is used up.
-func (k *Keyring) recognise(s Submit, r Record) (seal, bool, error) {
+func (k *Keyring) recognise(s *Submit, r *Record) (seal, bool, error) {
 	key, err := k.keyOf(r.Payload)
 	if err != nil {
 		return seal{}, false, err
