@@ -31,7 +31,7 @@ type exchange struct {
 	id      idempotency.RecordID
 	body    *idempotency.Body // once it has been read
 	outcome outcome           // once it has come to one
-	traced  bool    // its steps are spans
+	traced  bool              // its steps are spans
 }
 
 // submit takes a request with a key through the protocol: body, claim,
