@@ -22,6 +22,7 @@ func init() {
 
 func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	if existing != nil {
+		d.Next() // so that the error has its line
 		return nil, d.Err("the global option idempotency is given twice")
 	}
 	app := new(App)
@@ -48,6 +49,12 @@ func (seen once) option(d *caddyfile.Dispenser) error {
 	return nil
 }
 
+// wrongValues is the error of an option that has too few values, too many, or an
+// empty one.
+func wrongValues(d *caddyfile.Dispenser, option string) error {
+	return d.Errf("%s: wrong argument count, or an empty value", option)
+}
+
 // UnmarshalCaddyfile sets up the app from the global option. Syntax:
 //
 //	idempotency {
@@ -61,7 +68,7 @@ func (seen once) option(d *caddyfile.Dispenser) error {
 func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the option's name
 	if d.NextArg() {
-		return d.ArgErr()
+		return wrongValues(d, "idempotency")
 	}
 	seen := once{}
 	for d.NextBlock(0) {
@@ -71,9 +78,12 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		switch option := d.Val(); option {
 		case "store":
 			if !d.NextArg() {
-				return d.ArgErr()
+				return wrongValues(d, option)
 			}
 			name := d.Val()
+			if _, err := caddy.GetModule("idempotency.stores." + name); err != nil {
+				return d.Errf("store: there is none named %q", name)
+			}
 			unmarshaler, err := caddyfile.UnmarshalModule(d, "idempotency.stores."+name)
 			if err != nil {
 				return err
@@ -82,7 +92,7 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		case "encryption_key":
 			a.EncryptionKey = d.RemainingArgs()
 			if len(a.EncryptionKey) == 0 {
-				return d.ArgErr()
+				return wrongValues(d, option)
 			}
 		default:
 			return d.Errf("unrecognized idempotency option %q", option)
@@ -136,7 +146,7 @@ func (s *RedisStore) unmarshalOption(d *caddyfile.Dispenser) error {
 	switch option {
 	case "cluster", "strict":
 		if d.NextArg() {
-			return d.ArgErr()
+			return wrongValues(d, option)
 		}
 		if option == "cluster" {
 			s.Cluster = true
@@ -164,7 +174,7 @@ func (s *RedisStore) unmarshalOption(d *caddyfile.Dispenser) error {
 		return d.Errf("unrecognized store redis option %q", option)
 	}
 	if !d.AllArgs(target) || *target == "" {
-		return d.ArgErr()
+		return wrongValues(d, option)
 	}
 	if option == "db" {
 		n, err := strconv.Atoi(db)
@@ -179,7 +189,7 @@ func (s *RedisStore) unmarshalOption(d *caddyfile.Dispenser) error {
 func (s *RedisStore) unmarshalReplicas(d *caddyfile.Dispenser) error {
 	args := d.RemainingArgs()
 	if len(args) == 0 {
-		return d.ArgErr()
+		return wrongValues(d, "replicas")
 	}
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -201,7 +211,7 @@ func (s *RedisStore) unmarshalReplicas(d *caddyfile.Dispenser) error {
 
 func (t *RedisTLS) unmarshal(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
-		return d.ArgErr()
+		return wrongValues(d, "tls")
 	}
 	seen := once{}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
@@ -209,7 +219,8 @@ func (t *RedisTLS) unmarshal(d *caddyfile.Dispenser) error {
 			return err
 		}
 		var ok bool
-		switch d.Val() {
+		option := d.Val()
+		switch option {
 		case "ca":
 			t.CA = d.RemainingArgs()
 			ok = len(t.CA) > 0
@@ -218,10 +229,10 @@ func (t *RedisTLS) unmarshal(d *caddyfile.Dispenser) error {
 		case "server_name":
 			ok = d.AllArgs(&t.ServerName) && t.ServerName != ""
 		default:
-			return d.Errf("unrecognized store redis tls option %q", d.Val())
+			return d.Errf("unrecognized store redis tls option %q", option)
 		}
 		if !ok {
-			return d.ArgErr()
+			return wrongValues(d, option)
 		}
 	}
 	return nil
@@ -239,7 +250,7 @@ func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}
 	}
 	if d.NextArg() {
-		return d.ArgErr()
+		return d.Err("store embedded: wrong argument count: there is one path")
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		return d.Errf("unrecognized store embedded option %q", d.Val())
@@ -280,7 +291,7 @@ func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the directive's name
 	if d.NextArg() {
-		return d.ArgErr()
+		return wrongValues(d, "idempotency")
 	}
 	seen := once{}
 	for d.NextBlock(0) {
@@ -307,7 +318,7 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 	}[option]; ok {
 		*list = d.RemainingArgs()
 		if len(*list) == 0 {
-			return d.ArgErr()
+			return wrongValues(d, option)
 		}
 		return nil
 	}
@@ -315,26 +326,29 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 	switch option {
 	case "require_key":
 		if d.NextArg() {
-			return d.ArgErr()
+			return wrongValues(d, option)
 		}
 		h.RequireKey = true
 		return nil
 	case "key_from":
 		h.KeyFrom = new(KeyFrom)
-		return exactly(d, &h.KeyFrom.Namespace, &h.KeyFrom.Text)
+		if !d.AllArgs(&h.KeyFrom.Namespace, &h.KeyFrom.Text) {
+			return wrongValues(d, option)
+		}
+		return nil
 	case "accept_if":
 		h.AcceptIf = new(AcceptIf)
-		return exactly(d, &h.AcceptIf.Pointer, &h.AcceptIf.Value)
+		if !d.AllArgs(&h.AcceptIf.Pointer, &h.AcceptIf.Value) {
+			return wrongValues(d, option)
+		}
+		return nil
 	case "in_progress":
 		targets := []*string{&h.InProgress, (*string)(&h.InProgressWait)}
 		if d.CountRemainingArgs() == 1 {
 			targets = targets[:1]
 		}
-		if err := exactly(d, targets...); err != nil {
-			return err
-		}
-		if h.InProgress == "" {
-			return d.ArgErr()
+		if !d.AllArgs(targets...) || h.InProgress == "" {
+			return wrongValues(d, option)
 		}
 		return nil
 	}
@@ -356,20 +370,8 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 	if !ok {
 		return d.Errf("unrecognized idempotency option %q", option)
 	}
-	if err := exactly(d, target); err != nil {
-		return err
-	}
-	if *target == "" {
-		return d.ArgErr()
-	}
-	return nil
-}
-
-// exactly reads the arguments of an option into the targets, and refuses more
-// or fewer.
-func exactly(d *caddyfile.Dispenser, targets ...*string) error {
-	if !d.AllArgs(targets...) {
-		return d.ArgErr()
+	if !d.AllArgs(target) || *target == "" {
+		return wrongValues(d, option)
 	}
 	return nil
 }
