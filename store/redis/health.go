@@ -45,6 +45,16 @@ type said struct {
 	losses map[string]Finding // by setting
 }
 
+// refused reports whether strict grants no claims because of it.
+func (s said) refused() bool {
+	for _, f := range s.losses {
+		if f.Refused {
+			return true
+		}
+	}
+	return false
+}
+
 // Findings returns what is wrong with the servers, as far as it is known,
 // ordered by server and setting.
 func (s *Store) Findings() []Finding {
@@ -111,6 +121,7 @@ func (s *Store) Watch() {
 				case <-s.closed.Done():
 					return
 				case <-timer.C:
+				case <-s.unfit:
 				}
 				s.Inspect(s.closed)
 				timer.Reset(s.nextLook())
@@ -306,6 +317,12 @@ func (s *Store) note(name, runID string, findings []Finding) {
 	s.health.servers[name] = now
 	s.health.mu.Unlock()
 
+	if now.refused() && !before.refused() {
+		select {
+		case s.unfit <- struct{}{}:
+		default:
+		}
+	}
 	if before.runID != "" && before.runID != now.runID {
 		s.report(Finding{Server: name, Setting: settingRunID, Value: runID,
 			Loss: "the server was restarted, or another one took its place: what it had not persisted or replicated is lost"}, true)

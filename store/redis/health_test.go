@@ -185,6 +185,33 @@ func TestStrict(t *testing.T) {
 	}
 }
 
+// What strict refuses may be found by a new connection, long before the next
+// look. Claims go on soon after it is right all the same.
+func TestStrictRecovers(t *testing.T) {
+	server := redistest.Start(t)
+	ctx := context.Background()
+	store := newStore(t, redis.Config{Addresses: []string{server.Address}, Strict: true, CheckInterval: time.Hour})
+	if _, err := claim(store, "before"); err != nil {
+		t.Fatal(err)
+	}
+	// The first look is over.
+	redistest.Await(t, "the store to know its server", func() bool { return len(store.Inspect(ctx)) > 0 })
+	if err := server.Client.ConfigSet(ctx, "appendonly", "no").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Client.ClientKillByFilter(ctx, "TYPE", "normal").Err(); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Await(t, "claims to be refused", func() bool {
+		_, err := claim(store, "refused")
+		return err != nil && strings.Contains(err.Error(), "strict refuses claims")
+	})
+	if err := server.Client.ConfigSet(ctx, "appendonly", "yes").Err(); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Await(t, "claims to be granted", func() bool { _, err := claim(store, "granted"); return err == nil })
+}
+
 // A store with strict knows the server before its first claim counts, also if
 // the server is a new one.
 func TestStrictFirstClaim(t *testing.T) {

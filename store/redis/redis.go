@@ -83,6 +83,7 @@ type Store struct {
 	client goredis.UniversalClient
 
 	health    health
+	unfit     chan struct{} // tells Watch of a new refusal that a connection has found
 	watchOnce sync.Once
 	watching  sync.WaitGroup
 	closed    context.Context
@@ -106,7 +107,7 @@ func New(config Config) *Store {
 	if config.CheckInterval <= 0 {
 		config.CheckInterval = DefaultCheckInterval
 	}
-	s := &Store{config: config, prefix: config.Prefix + ":"}
+	s := &Store{config: config, prefix: config.Prefix + ":", unfit: make(chan struct{}, 1)}
 	s.closed, s.close = context.WithCancel(context.Background())
 	s.client = s.connect()
 	return s
