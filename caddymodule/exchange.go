@@ -218,7 +218,9 @@ func (e *exchange) forward(attempt *idempotency.Attempt) error {
 	rec := newRecorder(e.w, e.maxResponseBody, e.policy.Accepts)
 	rec.onStream = func() {
 		began := time.Now()
-		conclusion, reason, concluded := attempt.ConcludeStream(rec.status, rec.sent)
+		result := idempotency.Result{Status: rec.status, Header: rec.sent}
+		f.hear(&result)
+		conclusion, reason, concluded := attempt.ConcludeStream(result)
 		if !concluded {
 			return
 		}

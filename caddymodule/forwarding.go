@@ -132,14 +132,12 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 		TimedOut:    f.timedOut.Load(),
 		Panicked:    crashed != nil && !crashed.isAbort(),
 	}
-	if status, ok := f.repl.Get(placeholderStatus); ok {
-		r.ProviderStatus, _ = status.(int)
-	}
+	f.hear(&r)
 	if rec.streaming {
 		// It was not concluded when the stream began, so its end decides.
 		r.BodyNotKept = r.Whole
 	}
-	if r.Status == statusClientClosed {
+	if r.Status == statusClientClosed && r.ProviderStatus != statusClientClosed {
 		// reverse_proxy's word for a context that was cancelled, with no error.
 		r.Status, r.Whole = 0, false
 	}
@@ -154,6 +152,15 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 		r.Sent = idempotency.NeverSent
 	}
 	return r
+}
+
+// hear fills in what the provider itself has said. Whatever it may have received
+// and has not answered, an answer that is there all the same is an error route's.
+func (f *forwarding) hear(r *idempotency.Result) {
+	status, answered := f.repl.Get(placeholderStatus)
+	r.ProviderStatus, _ = status.(int)
+	_, chosen := f.repl.Get(placeholderChosen)
+	r.ProviderSilent = chosen && !answered && !f.neverSent(nil, 0)
 }
 
 // statusClientClosed is not registered; nginx and Caddy use it for a caller

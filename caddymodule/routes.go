@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/intercept"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 )
@@ -231,6 +232,12 @@ func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
 			e.nested = append(e.nested, response.Routes)
 		}
 		e.answers = true
+		return e
+	case *intercept.Intercept:
+		e := element{answers: true}
+		for _, response := range h.HandleResponse {
+			e.nested = append(e.nested, response.Routes)
+		}
 		return e
 	case *headers.Handler:
 		return element{setsKey: setsKey(h.Request)}

@@ -8,9 +8,8 @@ import (
 // A second proxy that gets a submit after the first, and a header that makes
 // net/http send it again, are refused, too.
 func TestOtherWaysToSendAgain(t *testing.T) {
-	in := func(body string) string {
-		return "{\n\tadmin off\n\tpersist_config off\n}\nhttp://localhost:1 {\n" + body + "}\n"
-	}
+	const head = "{\n\tadmin off\n\tpersist_config off\n}\n"
+	in := func(body string) string { return head + "http://localhost:1 {\n" + body + "}\n" }
 	for name, test := range map[string]struct{ caddyfile, want string }{
 		"handle_response":          {in("idempotency\nreverse_proxy a:1 {\n@bad status 5xx\nhandle_response @bad {\nreverse_proxy b:1\n}\n}\n"), "second provider"},
 		"intercept":                {in("idempotency\nintercept {\n@bad status 5xx\nhandle_response @bad {\nreverse_proxy b:1\n}\n}\nreverse_proxy a:1\n"), "second provider"},
@@ -24,12 +23,22 @@ func TestOtherWaysToSendAgain(t *testing.T) {
 		"request_header before":    {in("request_header Idempotency-Key abc\nidempotency\nreverse_proxy a:1\n"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := adaptAndValidate(test.caddyfile)
-			switch {
-			case test.want == "" && err != nil:
-				t.Errorf("refused with %v", err)
-			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
-				t.Errorf("the error is %v, want it to have %q", err, test.want)
+			site, _ := strings.CutPrefix(test.caddyfile, head+"http://localhost:1 {\n")
+			site = strings.TrimSuffix(site, "}\n")
+			for name, caddyfile := range map[string]string{
+				"as it is": test.caddyfile,
+				// Named routes are provisioned last, and what comes after one is there
+				// as handlers by then.
+				"handler in a named route": head + "&(guard) {\nidempotency\n}\nhttp://localhost:1 {\nroute {\n" +
+					strings.Replace(site, "idempotency\n", "invoke guard\n", 1) + "}\n}\n",
+			} {
+				_, err := adaptAndValidate(caddyfile)
+				switch {
+				case test.want == "" && err != nil:
+					t.Errorf("%s: refused with %v", name, err)
+				case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+					t.Errorf("%s: the error is %v, want it to have %q", name, err, test.want)
+				}
 			}
 		})
 	}

@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"net/http"
 	"sync/atomic"
 	"time"
 )
@@ -78,12 +77,12 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 func (a *Attempt) Stored() bool { return a.stored }
 
 // ConcludeStream is for an answer that has to be passed on before its end,
-// because its body is over the maximum or a stream. What its status alone
-// decides is concluded now: an acceptance, whose result is not kept, and an
-// unknown outcome. A refusal is one only when it has come to its end; then the
-// last result is false, and Conclude is still to be called.
-func (a *Attempt) ConcludeStream(status int, header http.Header) (c Conclusion, reason string, concluded bool) {
-	r := Result{Status: status, Header: header, Whole: true, BodyNotKept: true}
+// because its body is over the maximum or a stream. What is known of it apart from
+// its body decides now: an acceptance, whose result is not kept, and an unknown
+// outcome. A refusal is one only when it has come to its end; then the last
+// result is false, and Conclude is still to be called.
+func (a *Attempt) ConcludeStream(r Result) (c Conclusion, reason string, concluded bool) {
+	r.Whole, r.BodyNotKept = true, true
 	switch c := a.policy.classify(r); c {
 	case ConcludedAccepted, ConcludedUnknown:
 		c, reason = a.Conclude(r)

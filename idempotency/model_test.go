@@ -336,7 +336,7 @@ func (w *world) conclude(rt *rapid.T) {
 		w.bodies++
 		status := 201 + w.bodies%99
 		s.body = notKept(status)
-		c, _, concluded := s.attempt.ConcludeStream(status, http.Header{"Content-Type": {"text/event-stream"}})
+		c, _, concluded := s.attempt.ConcludeStream(idempotency.Result{Status: status, Header: http.Header{"Content-Type": {"text/event-stream"}}})
 		s.conclusion = c
 		if c != idempotency.ConcludedAccepted || !concluded {
 			rt.Fatalf("a stream comes to conclusion %d, concluded %t", c, concluded)

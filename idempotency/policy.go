@@ -16,7 +16,7 @@ type Policy struct {
 	// StoreStatus are the statuses that mean acceptance.
 	StoreStatus []StatusRange
 	// RefusedStatus are the statuses that prove that nothing was accepted.
-	// StoreStatus is looked at first. See neverRefusal for what is no proof.
+	// StoreStatus is looked at first. See NeverRefusal for what is no proof.
 	RefusedStatus []StatusRange
 	// Retention is how long a record lives after its last transition.
 	Retention time.Duration
@@ -104,6 +104,9 @@ type Result struct {
 	// ProviderStatus is the provider's own status, if it is known: a handler on
 	// the way may have put an error page in its place. 0 if it is not known.
 	ProviderStatus int
+	// ProviderSilent is true if the submit may have been sent and no answer of
+	// the provider came: what is there was made by a handler on the way.
+	ProviderSilent bool
 	Header         http.Header
 	// Body of the answer, if it was read whole.
 	Body []byte
@@ -143,14 +146,20 @@ func (p Policy) classify(r Result) Conclusion {
 	switch {
 	case r.Status == 0 && r.Sent == NeverSent:
 		return ConcludedNeverSent
-	case r.Status == 0:
+	case r.Status == 0 || r.ProviderSilent:
 		return ConcludedUnknown
+	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status && !containsStatus(p.StoreStatus, r.ProviderStatus):
+		// What a handler made of the answer does not change what it means.
+		if !r.Whole {
+			return ConcludedUnknown
+		}
+		return p.released(r.ProviderStatus)
 	case containsStatus(p.StoreStatus, r.Status) && (r.Whole || r.BodyNotKept) && p.acceptsBody(r):
 		return ConcludedAccepted
 	case !r.Whole:
 		return ConcludedUnknown
-	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status && p.released(r.ProviderStatus) == ConcludedUnknown:
-		// What a handler made of the answer proves nothing about the provider.
+	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status:
+		// The provider accepted, and a handler made something else of it.
 		return ConcludedUnknown
 	case containsStatus(p.StoreStatus, r.Status) && json.Valid(r.Body):
 		return ConcludedRefused // by its body
@@ -204,14 +213,14 @@ func (p Policy) unknownReason(r Result) string {
 		return "no answer within the upstream timeout"
 	case r.TimedOut:
 		return "the answer was not whole within the upstream timeout"
-	case r.Status == 0:
+	case r.Status == 0 || r.ProviderSilent:
 		return "the connection to the provider broke before a whole answer"
 	case !r.Whole:
 		return "the provider's answer broke off"
+	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status:
+		return "the provider answered with status " + strconv.Itoa(r.ProviderStatus)
 	case containsStatus(p.StoreStatus, r.Status) && !json.Valid(r.Body):
 		return "accept_if was set and the provider's answer is not JSON"
-	case r.ProviderStatus != 0:
-		return "the provider answered with status " + strconv.Itoa(r.ProviderStatus)
 	default:
 		return "the provider answered with status " + strconv.Itoa(r.Status)
 	}

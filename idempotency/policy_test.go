@@ -24,6 +24,10 @@ func TestPolicy(t *testing.T) {
 	cut := func(r *idempotency.Result) { r.Whole = false }
 	notKept := func(r *idempotency.Result) { r.BodyNotKept, r.Body = true, nil }
 	timedOut := func(r *idempotency.Result) { r.TimedOut = true }
+	silent := func(r *idempotency.Result) { r.ProviderSilent = true }
+	of := func(status int) func(*idempotency.Result) {
+		return func(r *idempotency.Result) { r.ProviderStatus = status }
+	}
 
 	only202 := func(p *idempotency.Policy) { p.StoreStatus = []idempotency.StatusRange{{First: 202, Last: 202}} }
 	only409 := func(p *idempotency.Policy) { p.RefusedStatus = []idempotency.StatusRange{{First: 409, Last: 409}} }
@@ -94,6 +98,19 @@ func TestPolicy(t *testing.T) {
 		{"599", standard, whole(599), unknown, uncertain, "status 599"},
 		{"500 in refused_status", everything, whole(500), refused, absent, ""},
 		{"200 in refused_status, too", everything, whole(200), accepted, completed, ""},
+
+		{"500 as 503", standard, with(whole(503), of(500)), unknown, uncertain, "status 500"},
+		{"500 as 200", standard, with(whole(200), of(500)), unknown, uncertain, "status 500"},
+		{"500 as 200, body not kept", standard, with(with(whole(200), of(500)), notKept), unknown, uncertain, "status 500"},
+		{"429 as 503", standard, with(whole(503), of(429)), refused, absent, ""},
+		{"429 as 200", standard, with(whole(200), of(429)), refused, absent, ""},
+		{"429 as 200, broken off", standard, with(with(whole(200), of(429)), cut), unknown, uncertain, "broke off"},
+		{"202 as 200", standard, with(whole(200), of(202)), accepted, completed, ""},
+		{"202 as 409", standard, with(whole(409), of(202)), unknown, uncertain, "status 202"},
+		{"202 as 200 of a narrowed store_status", only202, with(whole(200), of(202)), unknown, uncertain, "status 202"},
+		{"a page for no answer, 503", standard, with(whole(503), silent), unknown, uncertain, "connection"},
+		{"a page for no answer, 200", standard, with(whole(200), silent), unknown, uncertain, "connection"},
+		{"a page for no answer in time", standard, with(with(whole(404), silent), timedOut), unknown, uncertain, "timeout"},
 
 		{"no connection", standard, idempotency.Result{Sent: idempotency.NeverSent}, neverSent, absent, ""},
 		{"no connection in time", standard, idempotency.Result{Sent: idempotency.NeverSent, TimedOut: true}, neverSent, absent, ""},
@@ -168,7 +185,7 @@ func TestConcludeStream(t *testing.T) {
 				h.t = t
 				s := submitOf(t.Name())
 				a := h.attempt(test.policy, s)
-				c, reason, concluded := a.ConcludeStream(test.status, header)
+				c, reason, concluded := a.ConcludeStream(idempotency.Result{Status: test.status, Header: header})
 				if c != test.want || concluded != test.concluded || (reason != "") != (c == idempotency.ConcludedUnknown) {
 					t.Errorf("ConcludeStream gave %d, %q, %t; want %d and %t", c, reason, concluded, test.want, test.concluded)
 				}
@@ -315,7 +332,7 @@ func TestAcceptIf(t *testing.T) {
 		{"rewritten acceptance", standard, "/code", "0", `{"code":1}`, provider(202), unknown, "status 202"},
 		{"rewritten unknown status", standard, "/code", "0", `{"code":1}`, provider(500), unknown, "status 500"},
 		{"rewritten refusal", standard, "/code", "0", `{"code":1}`, provider(429), refused, ""},
-		{"rewritten refusal, not JSON", standard, "/code", "0", "sorry", provider(429), unknown, "not JSON"},
+		{"rewritten refusal, not JSON", standard, "/code", "0", "sorry", provider(429), refused, ""},
 	}
 	h := newHarness(t)
 	for _, test := range tests {
@@ -354,7 +371,7 @@ func TestAcceptIfOfStream(t *testing.T) {
 		p.AcceptIf = &idempotency.Condition{Pointer: pointer, Value: "0"}
 	})
 	s := submitOf("k")
-	c, _, concluded := h.attempt(p, s).ConcludeStream(200, http.Header{"Content-Type": {"text/event-stream"}})
+	c, _, concluded := h.attempt(p, s).ConcludeStream(idempotency.Result{Status: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}})
 	if c != idempotency.ConcludedAccepted || !concluded {
 		t.Errorf("ConcludeStream gave %d, %t; want accepted", c, concluded)
 	}

@@ -74,7 +74,7 @@ func TestUnknownOutcomes(t *testing.T) {
 		{"cut refusal", hangUp("HTTP/1.1 429 Slow Down\r\nContent-Length: 100\r\n\r\nslow", false), 502, ""},
 		{"no HTTP", hangUp("SSH-2.0-OpenSSH\r\n", false), 502, ""},
 		{"408", answerWith(408, nil, "late"), 408, "late"},
-		{"499", answerWith(499, nil, "gone"), 502, ""},
+		{"499", answerWith(499, nil, "gone"), 499, "gone"},
 		{"302", answerWith(302, map[string]string{"Location": "/elsewhere"}, "moved"), 302, "moved"},
 		{"500", answerWith(500, nil, "sorry"), 500, "sorry"},
 		{"502", answerWith(502, nil, "bad gateway"), 502, "bad gateway"},

@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -21,6 +23,9 @@ func TestRewrittenAnswers(t *testing.T) {
 		{"500 as 503", 500, "@bad status 5xx\nreplace_status @bad 503", "", 503, "idempotency_outcome_unknown"},
 		{"500 as an error page", 500, "@bad status 5xx\nhandle_response @bad {\nrespond maintenance 503\n}", "", 503, "idempotency_outcome_unknown"},
 		{"502 as 404 by intercept", 502, "", "intercept {\n@bad status 5xx\nreplace_status @bad 404\n}", 404, "idempotency_outcome_unknown"},
+		{"500 as 200", 500, "@bad status 5xx\nhandle_response @bad {\nrespond {} 200\n}", "", 200, "idempotency_outcome_unknown"},
+		{"500 as an event stream", 500, "@bad status 5xx\nhandle_response @bad {\nheader Content-Type text/event-stream\nrespond {} 200\n}", "", 200, "idempotency_outcome_unknown"},
+		{"429 as 200", 429, "@bad status 4xx\nhandle_response @bad {\nrespond {} 200\n}", "", 200, ""},
 		{"202 as 409", 202, "@acc status 2xx\nhandle_response @acc {\nrespond no 409\n}", "", 409, "idempotency_outcome_unknown"},
 		{"429 as 503", 429, "@bad status 4xx\nreplace_status @bad 503", "", 503, ""},
 		{"429 as an error page", 429, "@bad status 4xx\nhandle_response @bad {\nrespond busy 503\n}", "", 503, ""},
@@ -46,6 +51,80 @@ func TestRewrittenAnswers(t *testing.T) {
 				p.want(t, 2) // refused by the provider itself
 			}
 		})
+	}
+}
+
+// A page for a provider that has not answered is not the provider's word: only
+// if nothing can have reached it is the key free. The Caddyfile has no error
+// routes behind the handler, JSON has.
+func TestErrorRoutesOfSubroute(t *testing.T) {
+	broken := func(http.ResponseWriter, *http.Request, int, func() string) { panic(http.ErrAbortHandler) }
+	for _, status := range []int{503, 404, 200} {
+		for _, body := range []string{"", "x"} {
+			t.Run(fmt.Sprintf("%d for a body of %d bytes", status, len(body)), func(t *testing.T) {
+				p := startProvider(t, broken)
+				g := startGateway(t, p.url, options{instead: "route {\nreverse_proxy " + p.url + "\n}"})
+				g.addErrorRoute(t, status)
+				got := g.send(t, request{key: "k", body: body})
+				again := g.send(t, request{key: "k", body: body})
+				p.want(t, 1)
+				if got.status != status || got.code() != "idempotency_outcome_unknown" {
+					t.Errorf("got %v", got)
+				}
+				if again.status != 409 || again.code() != "idempotency_outcome_unknown" {
+					t.Errorf("again: %v", again)
+				}
+			})
+		}
+	}
+	t.Run("no connection", func(t *testing.T) {
+		upstream := freeAddress(t)
+		g := startGateway(t, upstream, options{instead: "route {\nreverse_proxy " + upstream + "\n}"})
+		g.addErrorRoute(t, 503)
+		for range 2 {
+			if got := g.send(t, request{key: "k", body: "x"}); got.status != 503 || got.code() != "" {
+				t.Errorf("got %v", got)
+			}
+		}
+	})
+}
+
+// addErrorRoute puts an error page into the subroute that the proxy is in.
+func (g *gateway) addErrorRoute(t testing.TB, status int) {
+	t.Helper()
+	var config any
+	if err := json.Unmarshal([]byte(g.ask(t, http.MethodGet, "/config/", "").body), &config); err != nil {
+		t.Fatal(err)
+	}
+	page := map[string]any{"routes": []any{map[string]any{"handle": []any{
+		map[string]any{"handler": "static_response", "status_code": status, "body": "maintenance"},
+	}}}}
+	added := 0
+	var add func(value any)
+	add = func(value any) {
+		switch v := value.(type) {
+		case []any:
+			for _, element := range v {
+				add(element)
+			}
+		case map[string]any:
+			routes, _ := json.Marshal(v["routes"])
+			if v["handler"] == "subroute" && bytes.Contains(routes, []byte(`"reverse_proxy"`)) && !bytes.Contains(routes, []byte(`"idempotency"`)) {
+				v["errors"] = page
+				added++
+			}
+			for _, member := range v {
+				add(member)
+			}
+		}
+	}
+	add(config)
+	text, err := json.Marshal(config)
+	if err != nil || added != 1 {
+		t.Fatalf("an error route was added %d times: %v", added, err)
+	}
+	if got := g.ask(t, http.MethodPost, "/load", string(text)); got.status != http.StatusOK {
+		t.Fatalf("load: %v", got)
 	}
 }
 
