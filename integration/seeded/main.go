@@ -59,7 +59,7 @@ var mistakes = []mistake{
 	},
 	{
 		"strict looks away", "store/redis/health.go",
-		"		if f.Refused {\n			return", "		if false {\n			return",
+		"		if f.Refused {\n			return fmt", "		if false {\n			return fmt",
 		"./store/redis", "TestStrict",
 	},
 	{
@@ -126,6 +126,11 @@ var mistakes = []mistake{
 		"an error page counts for the provider's answer", "idempotency/policy.go",
 		"case r.ProviderStatus != 0 && r.ProviderStatus != r.Status &&", "case false &&",
 		black, "TestRewrittenAnswers",
+	},
+	{
+		"an error page stands for a provider that broke off", "idempotency/policy.go",
+		"case r.Status == 0 || r.ProviderSilent:\n		return ConcludedUnknown", "case r.Status == 0:\n		return ConcludedUnknown",
+		black, "TestErrorRoutesOfSubroute",
 	},
 	{
 		"a record that was taken over is freed", "store/redis/lua/release.lua",
