@@ -126,14 +126,15 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 	r := idempotency.Result{
 		Status:      rec.status,
 		Header:      rec.own(),
-		Body:        rec.body.Bytes(),
 		BodyNotKept: rec.streaming,
 		Whole:       err == nil && crashed == nil && rec.whole(),
 		TimedOut:    f.timedOut.Load(),
 		Panicked:    crashed != nil && !crashed.isAbort(),
 	}
 	f.hear(&r)
-	if rec.streaming {
+	if !rec.streaming {
+		r.Body = rec.body.Bytes()
+	} else {
 		// It was not concluded when the stream began, so its end decides.
 		r.BodyNotKept = r.Whole
 	}

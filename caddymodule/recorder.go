@@ -26,7 +26,7 @@ import (
 // An answer that cannot be held back, because its body is over the limit or is
 // an accepted event stream, is passed on from that point on: onStream is called
 // first, and may conclude the attempt and change rec.sent. Then only finish is
-// left to do.
+// left to do, which sends the end of an answer that was not concluded.
 //
 // Unlike caddyhttp.ResponseRecorder it has a header map of its own, so that
 // nothing of an answer that is thrown away reaches the caller, and what the
@@ -42,7 +42,7 @@ type recorder struct {
 	initial http.Header // what it was in the beginning
 	sent    http.Header // what it was when the status was written
 	status  int
-	body    bytes.Buffer
+	body    bytes.Buffer // what is held back
 
 	streaming bool
 	concluded bool
@@ -96,12 +96,22 @@ func (rec *recorder) Write(p []byte) (int, error) {
 		}
 		rec.stream()
 	}
-	n, err := rec.ResponseWriterWrapper.Write(p)
-	if err != nil && !rec.concluded {
-		// The caller has left; what the provider says is still to be heard.
-		return len(p), nil
+	if rec.concluded {
+		return rec.ResponseWriterWrapper.Write(p)
 	}
-	return n, err
+	// The end of an answer goes out when its outcome is stored. A caller may have
+	// left; what the provider says is still to be heard.
+	rec.writeBody()
+	return rec.body.Write(p)
+}
+
+// writeBody passes on the body that was held back.
+func (rec *recorder) writeBody() {
+	if rec.body.Len() == 0 {
+		return // over HTTP/2 even an empty Write is an error after a 204
+	}
+	_, _ = rec.ResponseWriterWrapper.Write(rec.body.Bytes()) // a caller that has left misses its answer
+	rec.body.Reset()
 }
 
 // ReadFrom implements io.ReaderFrom, without the short cut of the wrapper to
@@ -125,20 +135,20 @@ func (rec *recorder) stream() {
 	rec.onStream()
 	replaceHeader(rec.ResponseWriterWrapper.Header(), rec.sent)
 	rec.ResponseWriterWrapper.WriteHeader(rec.status)
-	_, _ = rec.ResponseWriterWrapper.Write(rec.body.Bytes()) // the next write meets the same error
-	rec.body = bytes.Buffer{}
+	rec.writeBody()
+	rec.body = bytes.Buffer{} // it has grown to the limit
 }
 
 // flushAll sends the whole answer that was held back.
 func (rec *recorder) flushAll() {
 	replaceHeader(rec.ResponseWriterWrapper.Header(), rec.sent)
 	rec.ResponseWriterWrapper.WriteHeader(rec.status)
-	_, _ = rec.ResponseWriterWrapper.Write(rec.body.Bytes()) // a caller that has left misses its answer
 	rec.finish()
 }
 
-// finish sends the trailers of an answer whose body was sent.
+// finish sends what is held back of the body, and the trailers.
 func (rec *recorder) finish() {
+	rec.writeBody()
 	var announced []string
 	for _, line := range rec.sent["Trailer"] {
 		for name := range strings.SplitSeq(line, ",") {

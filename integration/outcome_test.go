@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -38,12 +39,30 @@ func TestRefusals(t *testing.T) {
 // one only if it comes to its end.
 func TestLargeRefusal(t *testing.T) {
 	body := strings.Repeat("x", 3<<20)
-	p := startProvider(t, answerWith(429, nil, body))
+	// With its length the caller knows the end when it has come.
+	p := startProvider(t, answerWith(429, map[string]string{"Content-Length": strconv.Itoa(len(body))}, body))
 	g := startGateway(t, p.url, options{})
 	if got := g.send(t, request{key: "k", body: "x"}); got.status != 429 || got.body != body {
 		t.Errorf("got %d with %d bytes", got.status, len(got.body))
 	}
 	p.want(t, 1)
+
+	// Its end does not come before what it means is stored, or cannot be.
+	server := redistest.Start(t)
+	way := startNetwork(t, server.Address)
+	p = startProvider(t, func(w http.ResponseWriter, r *http.Request, n int, id func() string) {
+		way.swallow()
+		answerWith(429, map[string]string{"Content-Length": strconv.Itoa(len(body))}, body)(w, r, n, id)
+	})
+	g = startGateway(t, p.url, options{store: "redis " + way.address})
+	if got := g.send(t, request{key: "k", body: "x"}); got.status != 429 || got.body != body {
+		t.Errorf("got %d with %d bytes", got.status, len(got.body))
+	}
+	if !strings.Contains(g.log.String(), `"op":"release"`) {
+		t.Error("the caller had the whole answer before the store was asked to free the key")
+	}
+	p.now(answerWith(429, nil, "slow down"))
+	way.heal()
 	await(t, "the key to be free", func() bool { return g.send(t, request{key: "k", body: "x"}).status == 429 })
 
 	p = startProvider(t, hangUp("HTTP/1.1 429 Slow Down\r\nContent-Length: 4000000\r\n\r\n"+body, false))
