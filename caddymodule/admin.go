@@ -166,7 +166,7 @@ func newRecordDocument(v idempotency.View) recordDocument {
 		Namespace:  v.Details.Namespace,
 		Method:     v.Details.Method,
 		Path:       v.Details.Path,
-		JobID:      v.Details.JobID(),
+		JobID:      v.JobID,
 		CreatedAt:  v.Record.CreatedAt.UTC(),
 		LeaseUntil: v.Record.LeaseUntil.UTC(),
 		ExpiresAt:  v.Record.ExpiresAt().UTC(),

@@ -38,11 +38,11 @@ type exchange struct {
 // forward, conclude, answer. What it calls on the way to forward keeps the
 // stack of a submit that waits for the provider small.
 func (e *exchange) submit(key idempotency.Key) error {
+	defer e.closeBody()
 	fingerprint, read, err := e.read(key)
 	if !read {
 		return err
 	}
-	defer e.closeBody()
 	engine, release, err := e.engine.use()
 	if err != nil {
 		return e.storeError(err)
@@ -91,13 +91,15 @@ func (e *exchange) read(key idempotency.Key) (f idempotency.Fingerprint, read bo
 		err = bodyError(err)
 	}
 	if err != nil {
-		e.closeBody()
 		return f, false, e.fail(err)
 	}
 	return f, true, nil
 }
 
 func (e *exchange) closeBody() {
+	if e.body == nil {
+		return // it could not be read
+	}
 	if err := e.body.Close(); err != nil {
 		e.logger.Error("closing temporary file of a request body", zap.Error(err))
 	}

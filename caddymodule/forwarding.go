@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"strconv"
@@ -85,7 +84,7 @@ func (f *forwarding) end() {
 // that was read, and without what must not reach a provider.
 func (e *exchange) outgoing(ctx context.Context) *http.Request {
 	out := e.r.WithContext(ctx)
-	out.Header = maps.Clone(e.r.Header)
+	out.Header = e.r.Header.Clone()
 	// The stored body must be readable by every later caller.
 	out.Header.Del("Accept-Encoding")
 	// The body is here already.

@@ -24,7 +24,8 @@ func init() {
 // not known, repeats are answered with an error and nothing is sent.
 //
 // It acts on requests of the configured methods that carry a key. Everything
-// else is passed on untouched.
+// else is passed on untouched, and so is what another idempotency handler before
+// it acts on.
 type Handler struct {
 	// Header fields that may carry the key; the first one that is present
 	// counts. Default: Idempotency-Key.
@@ -428,7 +429,11 @@ var problemOutcomes = map[idempotency.Code]outcome{
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if id, _ := repl.GetString(placeholderRecord); id != "" {
+		return next.ServeHTTP(w, r) // it is under the claim of a handler before this one
+	}
 	repl.Set(placeholderRecord, "") // known, also if the request has no record
+	repl.Set(placeholderOutcome, "")
 	if !slices.Contains(h.Methods, r.Method) {
 		return bypass(w, r, repl, next)
 	}

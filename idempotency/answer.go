@@ -70,12 +70,13 @@ func (a Answer) Replay(w http.ResponseWriter) error {
 	header := w.Header()
 	maps.Copy(header, a.Header)
 	header.Set(HeaderReplayed, "true")
-	if a.Status != http.StatusNoContent && a.Status != http.StatusNotModified {
+	bodyless := a.Status == http.StatusNoContent || a.Status == http.StatusNotModified
+	if !bodyless {
 		header.Set("Content-Length", strconv.Itoa(len(a.Body)))
 	}
 	w.WriteHeader(a.Status)
-	if len(a.Body) == 0 {
-		return nil // over HTTP/2 even an empty Write is an error after a 204
+	if bodyless || len(a.Body) == 0 {
+		return nil // what a handler wrote after a 204 was not sent the first time, either
 	}
 	_, err := w.Write(a.Body)
 	return err

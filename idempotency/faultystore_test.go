@@ -183,14 +183,15 @@ func spoiled[T any](s *faultyStore, ctx context.Context, op string, apply func(c
 	if f == nil {
 		return apply(ctx)
 	}
+	var applied T // not reply: a call that is carried out late writes it when this one has returned
 	err = f(ctx, func(ctx context.Context) (err error) {
-		reply, err = apply(ctx)
+		applied, err = apply(ctx)
 		return err
 	})
 	if err != nil {
 		return none, err
 	}
-	return reply, nil
+	return applied, nil
 }
 
 func (s *faultyStore) Now(ctx context.Context) (time.Time, error) {

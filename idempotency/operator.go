@@ -17,6 +17,9 @@ type View struct {
 	Record Record
 	// Details of the record's payload.
 	Details Details
+	// JobID names the job at the provider, as the answer's body has it; empty if
+	// there is none.
+	JobID string
 }
 
 // Decision is an operator's word on an uncertain record.
@@ -53,7 +56,7 @@ func newView(keyring *Keyring, id RecordID, record Record, now time.Time) (View,
 	if err != nil {
 		return View{}, err
 	}
-	v := View{ID: id, State: record.StateAt(now), Record: record, Details: details}
+	v := View{ID: id, State: record.StateAt(now), Record: record, Details: details, JobID: details.jobID()}
 	switch {
 	case v.State != Uncertain || details.Error != "":
 	case record.State == InProgress:

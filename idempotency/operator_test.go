@@ -88,7 +88,7 @@ func TestDecideComplete(t *testing.T) {
 	if err := h.decide(s, given); err != nil {
 		t.Fatal(err)
 	}
-	if v := h.lookup(s); v.State != idempotency.Completed || v.Details.JobID() != "job_7" || v.Details.Answer.Status != 202 {
+	if v := h.lookup(s); v.State != idempotency.Completed || v.JobID != "job_7" || v.Details.Answer.Status != 202 {
 		t.Errorf("the record is %+v", v)
 	}
 	if replay := h.wantReplay(s, 202, `{"id":"job_7"}`); replay.Header.Get("Set-Cookie") != "" || replay.Header.Get("Content-Type") != "application/json" {
@@ -448,9 +448,13 @@ func TestJobID(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, s := range []idempotency.Submit{byProvider, byOperator} {
-				if got := h.lookup(s).Details.JobID(); got != test.want {
+				if got := h.lookup(s).JobID; got != test.want {
 					t.Errorf("the job's id is %q, want %q", got, test.want)
 				}
+			}
+			list, err := h.engine.List(context.Background(), idempotency.Query{Limit: 10})
+			if err != nil || len(list.Views) != 2 || list.Views[0].JobID != test.want || list.Views[1].JobID != test.want {
+				t.Errorf("the listing is %+v, %v; want both with the job's id %q", list.Views, err, test.want)
 			}
 		})
 	}

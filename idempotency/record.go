@@ -184,9 +184,9 @@ const DefaultJobPointer = "/id"
 // maxJobID is the longest text that is taken for a job's id, in bytes.
 const maxJobID = 255
 
-// JobID names the job at the provider, as the answer's body has it; empty if
-// there is none. It is read when somebody looks, and not stored.
-func (d Details) JobID() string {
+// jobID reads the job's id in the answer's body: when somebody looks, and not for
+// each submit.
+func (d Details) jobID() string {
 	pointer, err := ParsePointer(cmp.Or(d.JobPointer, DefaultJobPointer))
 	if d.Answer == nil || err != nil {
 		return ""

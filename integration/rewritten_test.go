@@ -158,6 +158,42 @@ func TestHandleErrors(t *testing.T) {
 	}
 }
 
+// Of two handlers that a request passes the first one acts, and the other passes
+// the submit on.
+func TestHandlerBehindHandler(t *testing.T) {
+	p := startProvider(t, nil)
+	g := startGateway(t, p.url, options{
+		before: "header >X-Outcome {http.idempotency.outcome}\nidempotency /v1/* {\nscope {http.request.header.X-Tenant}\n}",
+	})
+	first := g.send(t, request{key: "k", body: "x"})
+	again := g.send(t, request{key: "k", body: "x"})
+	p.want(t, 1)
+	if first.status != 202 || first.header.Get("X-Outcome") != "accepted" {
+		t.Errorf("got %v", first)
+	}
+	if again.body != first.body || again.header.Get("Idempotency-Replayed") != "true" || again.header.Get("X-Outcome") != "replayed" {
+		t.Errorf("again: %v", again)
+	}
+}
+
+// A replay that cannot be written is no reason to ask another provider: what a
+// handler put in the place of the answer may be a status that has no body.
+func TestReplayAndErrorRoutes(t *testing.T) {
+	backup := startProvider(t, nil)
+	p := startProvider(t, nil)
+	g := startGateway(t, p.url, options{
+		before: fmt.Sprintf("handle_errors {\nreverse_proxy %s\n}", backup.url),
+		proxy:  "@accepted status 2xx\nreplace_status @accepted 204",
+	})
+	for range 3 {
+		if got := g.send(t, request{key: "k"}); got.status != 204 || got.body != "" {
+			t.Errorf("got %v", got)
+		}
+		p.want(t, 1)
+		backup.want(t, 0)
+	}
+}
+
 // A submit is not upgraded, and a record that cannot be read is not a store
 // that is away.
 func TestSubmitIsNotUpgraded(t *testing.T) {
