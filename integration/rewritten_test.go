@@ -163,7 +163,7 @@ func TestHandleErrors(t *testing.T) {
 func TestHandlerBehindHandler(t *testing.T) {
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{
-		before: "header >X-Outcome {http.idempotency.outcome}\nidempotency /v1/* {\nscope {http.request.header.X-Tenant}\n}",
+		before: "header >X-Outcome {http.idempotency.outcome}\nidempotency /v1/* {\nlease 10s\n}",
 	})
 	first := g.send(t, request{key: "k", body: "x"})
 	again := g.send(t, request{key: "k", body: "x"})
