@@ -113,7 +113,8 @@ func (a *App) Start() error { return a.engine.watch() }
 func (a *App) Stop() error { return nil }
 
 // drainTimeout is how long a process that ends waits for outcomes that could
-// not be stored yet, after Caddy's own grace period.
+// not be stored yet, after Caddy's own grace period, and once more to store that
+// nobody will know the others.
 const drainTimeout = 2 * time.Second
 
 // Cleanup lets go of the store. Attempts of this configuration that still run
@@ -129,7 +130,7 @@ func (a *App) Cleanup() error {
 	return a.engine.release()
 }
 
-// drain says which attempts the ending process leaves behind.
+// drain says which attempts the ending process leaves behind, in the store too.
 func (a *App) drain() {
 	engine, err := a.engine.get()
 	if err != nil {
@@ -139,8 +140,14 @@ func (a *App) drain() {
 	defer cancel()
 	alive, unstored := engine.Drain(ctx)
 	if len(alive) > 0 {
-		a.logger.Warn("stopping while submits are running; their outcome is unknown once their lease is over",
+		a.logger.Warn("stopping while submits are running; their outcome is unknown",
 			zap.Int("count", len(alive)), zap.Any("records", alive))
+		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+		defer cancel()
+		if left := engine.Abandon(ctx); len(left) > 0 {
+			a.logger.Error("stopping while that is not stored; repeats are told of a submit in progress until its lease is over",
+				zap.Int("count", len(left)), zap.Any("records", left))
+		}
 	}
 	if len(unstored) > 0 {
 		a.logger.Error("stopping while outcomes are not stored; they are unknown once their lease is over",

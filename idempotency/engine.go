@@ -428,6 +428,44 @@ func (e *Engine) Drain(ctx context.Context) (alive, unstored []RecordID) {
 	}
 }
 
+// Abandon is for the end of the process, after Drain: the records of the attempts
+// that are still alive become uncertain at once, and not only when their leases
+// are over. It returns those for which that did not succeed before ctx was done.
+// An attempt that comes to its end all the same can still be concluded.
+func (e *Engine) Abandon(ctx context.Context) (left []RecordID) {
+	e.mu.Lock()
+	var alive []*Attempt
+	for a := range e.live {
+		if !a.ended {
+			a.ended = true // its lease is not renewed any more
+			alive = append(alive, a)
+		}
+	}
+	e.mu.Unlock()
+
+	var mu sync.Mutex
+	for chunk := range slices.Chunk(alive, settleAtOnce) {
+		var wg sync.WaitGroup
+		for _, a := range chunk {
+			wg.Go(func() {
+				details := a.details
+				details.Error = "the gateway was stopped before the provider had answered"
+				payload, err := a.seal.close(details)
+				if err == nil {
+					err = e.settle(ctx, &unsettled{op: opUncertain, id: a.id, token: a.token, payload: payload})
+				}
+				if err != nil {
+					mu.Lock()
+					defer mu.Unlock()
+					left = append(left, a.id)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	return left
+}
+
 // InFlight returns the number of attempts that are being forwarded.
 func (e *Engine) InFlight() int {
 	e.mu.Lock()

@@ -982,6 +982,40 @@ func TestDrain(t *testing.T) {
 	want(nil, []idempotency.RecordID{three.ID})
 }
 
+// What a process that ends leaves behind is unknown at once, and the truth of an
+// attempt that comes to its end all the same is stored.
+func TestAbandon(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	p := policy(leaseOf(time.Hour))
+	one, two, three := submitOf("1"), submitOf("2"), submitOf("3")
+	a, b := h.attempt(p, one), h.attempt(p, two)
+	if left := h.engine.Abandon(context.Background()); len(left) > 0 {
+		t.Errorf("Abandon left %v", left)
+	}
+	for _, s := range []idempotency.Submit{one, two} {
+		h.wantState(s, idempotency.Uncertain)
+		if got := h.details(s).Error; !strings.Contains(got, "stopped") {
+			t.Errorf("the record says %q", got)
+		}
+	}
+	h.conclude(a, accepted("answer"), idempotency.ConcludedAccepted)
+	h.wantState(one, idempotency.Completed)
+	h.conclude(b, refusal, idempotency.ConcludedRefused)
+	h.wantState(two, absent)
+
+	c := h.attempt(p, three)
+	h.store.spoil("uncertain", first(1, requestLost))
+	if left := h.engine.Abandon(context.Background()); !slices.Equal(left, []idempotency.RecordID{three.ID}) {
+		t.Errorf("Abandon left %v, want the third", left)
+	}
+	h.wantState(three, idempotency.InProgress)
+	if left := h.engine.Abandon(context.Background()); len(left) > 0 {
+		t.Errorf("a second Abandon left %v", left)
+	}
+	h.conclude(c, accepted("answer"), idempotency.ConcludedAccepted)
+}
+
 // The store is held while the engine works by itself, and let go as often as
 // it was held.
 func TestHold(t *testing.T) {
