@@ -48,6 +48,9 @@ type routeCheck struct {
 	// answering: the routes that are being looked at run when a proxy behind a
 	// handler has its answer.
 	answering bool
+	// later are the methods of the idempotency handlers that a request may pass
+	// after the routes that are being looked at.
+	later []string
 }
 
 // element is what the check wants to know about one handler.
@@ -74,9 +77,20 @@ type proxyElement struct {
 // the idempotency handlers that it has passed before; it returns those that it
 // may have passed after.
 func (c *routeCheck) routes(routes caddyhttp.RouteList, guards []string) ([]string, error) {
-	before := slices.Clone(guards)
+	before, later := slices.Clone(guards), c.later
+	defer func() { c.later = later }()
 	passed := make([][]string, len(routes))
 	for i, route := range routes {
+		c.later = slices.Clone(later)
+		for _, next := range routes[i+1:] {
+			if !route.Terminal && (route.Group == "" || route.Group != next.Group) {
+				after, err := c.guardsIn(caddyhttp.RouteList{next})
+				if err != nil {
+					return nil, err
+				}
+				c.later = append(c.later, after...)
+			}
+		}
 		reached := slices.Clone(before)
 		for j, earlier := range routes[:i] {
 			// Of the routes of a group only one runs, and after a terminal route
@@ -104,7 +118,17 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range elements {
+	later := c.later
+	defer func() { c.later = later }()
+	for i, e := range elements {
+		c.later = slices.Clone(later)
+		for _, next := range elements[i+1:] {
+			after, err := c.guardsOf(next)
+			if err != nil {
+				return nil, err
+			}
+			c.later = append(c.later, after...)
+		}
 		if err := c.proxy(e.proxy, guards); err != nil {
 			return nil, err
 		}
@@ -119,13 +143,19 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 			lists = append(lists, caddyhttp.RouteList{*c.named[e.invokes]})
 		}
 		entering, answering := guards, c.answering
-		c.answering = answering || e.answers && len(guards) > 0
+		if e.answers && e.proxy == nil {
+			// It sees the answers of all handlers behind it.
+			entering = slices.Concat(guards, c.later)
+		}
+		c.answering = answering || e.answers && len(entering) > 0
 		for _, list := range lists {
 			after, err := c.routes(list, entering)
 			if err != nil {
 				return nil, err
 			}
-			guards = append(guards, after...)
+			if !e.answers {
+				guards = append(guards, after...)
+			}
 		}
 		c.answering = answering
 		if len(e.onError) > 0 && len(guards) > 0 {
@@ -138,6 +168,43 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 		if e.invokes != "" && len(c.calling) > 0 && c.calling[len(c.calling)-1] == e.invokes {
 			c.calling = c.calling[:len(c.calling)-1]
 		}
+	}
+	return guards, nil
+}
+
+// guardsIn returns the methods of the idempotency handlers in routes, wherever
+// they stand.
+func (c *routeCheck) guardsIn(routes caddyhttp.RouteList) (guards []string, err error) {
+	for _, route := range routes {
+		elements, err := elementsOf(route)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range elements {
+			of, err := c.guardsOf(e)
+			if err != nil {
+				return nil, err
+			}
+			guards = append(guards, of...)
+		}
+	}
+	return guards, nil
+}
+
+func (c *routeCheck) guardsOf(e element) ([]string, error) {
+	guards := slices.Clone(e.guards)
+	lists := e.nested
+	if e.invokes != "" && c.named[e.invokes] != nil && !slices.Contains(c.calling, e.invokes) {
+		c.calling = append(c.calling, e.invokes)
+		defer func() { c.calling = c.calling[:len(c.calling)-1] }()
+		lists = append(slices.Clone(lists), caddyhttp.RouteList{*c.named[e.invokes]})
+	}
+	for _, list := range lists {
+		of, err := c.guardsIn(list)
+		if err != nil {
+			return nil, err
+		}
+		guards = append(guards, of...)
 	}
 	return guards, nil
 }

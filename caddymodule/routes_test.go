@@ -13,6 +13,11 @@ func TestOtherWaysToSendAgain(t *testing.T) {
 	for name, test := range map[string]struct{ caddyfile, want string }{
 		"handle_response":          {in("idempotency\nreverse_proxy a:1 {\n@bad status 5xx\nhandle_response @bad {\nreverse_proxy b:1\n}\n}\n"), "second provider"},
 		"intercept":                {in("idempotency\nintercept {\n@bad status 5xx\nhandle_response @bad {\nreverse_proxy b:1\n}\n}\nreverse_proxy a:1\n"), "second provider"},
+		"intercept before":         {in("route {\nintercept {\n@bad status 5xx\nhandle_response @bad {\nreverse_proxy b:1\n}\n}\nidempotency\nreverse_proxy a:1\n}\n"), "second provider"},
+		"intercept before a route": {in("route {\nintercept {\n@bad status 5xx\nhandle_response @bad {\nreverse_proxy b:1\n}\n}\nroute /v1/* {\nidempotency\nreverse_proxy a:1\n}\n}\n"), "second provider"},
+		"intercept around another": {in("handle /a/* {\nintercept {\n@bad status 5xx\nhandle_response @bad {\nreverse_proxy b:1\n}\n}\nreverse_proxy a:1\n}\nhandle {\nidempotency\nreverse_proxy a:1\n}\n"), ""},
+		"proxy before the handler": {in("route {\nintercept {\n@bad status 5xx\nhandle_response @bad {\nrespond sorry 502\n}\n}\nroute /other/* {\nreverse_proxy a:1 b:1 {\nlb_retries 2\nlb_retry_match {\nmethod POST\n}\n}\n}\nidempotency\nreverse_proxy a:1\n}\n"), ""},
+		"intercept with an answer": {in("route {\nintercept {\n@bad status 5xx\nhandle_response @bad {\nrespond sorry 502\n}\n}\nidempotency\nreverse_proxy a:1\n}\n"), ""},
 		"handle_response, respond": {in("idempotency\nreverse_proxy a:1 {\n@bad status 5xx\nhandle_response @bad {\nrespond \"sorry\" 502\n}\n}\n"), ""},
 		"forward_auth":             {in("idempotency\nroute {\nforward_auth auth:1 {\nuri /check\n}\nreverse_proxy a:1\n}\n"), ""},
 		"header_up key":            {in("idempotency\nreverse_proxy a:1 {\nheader_up Idempotency-Key {http.request.header.Idempotency-Key}\n}\n"), "header_up"},
