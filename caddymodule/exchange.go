@@ -178,31 +178,9 @@ func (e *exchange) storeError(err error) error {
 		e.note(outcomeStoreError)
 		e.logger.Warn("submit is forwarded without protection because the store failed (on_store_error forward)",
 			zap.String("record", string(e.id)), zap.Error(err))
-		return e.forwardUnprotected()
+		return e.forward(nil)
 	}
 	return e.problem(idempotency.Problem{Code: idempotency.CodeStoreUnavailable, RetryAfter: retryStore})
-}
-
-// forwardUnprotected sends a submit without a claim, and passes the answer on as
-// it comes. What is said of answers holds here, too: the gateway's own words are
-// not the provider's, and no error goes to Caddy's error routes.
-func (e *exchange) forwardUnprotected() error {
-	rec := newRecorder(e.w, 0, func(int) bool { return true })
-	rec.onStream = func() {}
-	rec.concluded = true
-	err := e.next.ServeHTTP(rec, e.outgoing(e.r.Context()))
-	switch {
-	case rec.streaming:
-		rec.finish()
-	case err != nil:
-		return e.fail(err)
-	case rec.status != 0:
-		rec.flushAll()
-	}
-	if err != nil {
-		e.logPassedOn(err)
-	}
-	return nil
 }
 
 // logPassedOn logs the error of an answer that the caller has seen already.
@@ -211,17 +189,31 @@ func (e *exchange) logPassedOn(err error) {
 }
 
 // forward sends a claimed submit to the provider and answers the caller when
-// the outcome is stored.
+// the outcome is stored. Without an attempt nothing is stored, and the answer is
+// passed on as it comes; what is said of answers holds there, too.
 func (e *exchange) forward(attempt *idempotency.Attempt) error {
 	ctx, span := e.startForward()
 	defer span.End() // if it has not ended before
 	f := newForwarding(ctx, e.upstreamTimeout)
 	defer f.end()
-	rec := newRecorder(e.w, e.maxResponseBody, e.policy.Accepts)
+	limit := e.maxResponseBody
+	if attempt == nil {
+		limit = 0 // nothing waits for the store
+	}
+	rec := newRecorder(e.w, limit, e.policy.Accepts)
 	rec.onStream = func() {
 		began := time.Now()
 		result := idempotency.Result{Status: rec.status, Header: rec.sent}
 		f.hear(&result)
+		if attempt == nil {
+			rec.concluded = true
+			f.follow(e.r.Context())
+			result.Whole, result.BodyNotKept = true, true
+			if e.policy.Classify(result) == idempotency.ConcludedUnknown {
+				idempotency.Problem{Code: idempotency.CodeOutcomeUnknown}.Mark(rec.sent)
+			}
+			return
+		}
 		conclusion, reason, concluded := attempt.ConcludeStream(result)
 		if !concluded {
 			return
@@ -260,9 +252,15 @@ func (e *exchange) conclude(
 	}
 
 	result := f.result(rec, err, crashed)
-	conclusion, reason := attempt.Conclude(result)
-	e.noteConclusion(conclusion, reason, result.Status)
-	e.traceConclusion(span, answered, attempt, conclusion, reason)
+	var conclusion idempotency.Conclusion
+	if attempt == nil {
+		conclusion = e.policy.Classify(result)
+	} else {
+		var reason string
+		conclusion, reason = attempt.Conclude(result)
+		e.noteConclusion(conclusion, reason, result.Status)
+		e.traceConclusion(span, answered, attempt, conclusion, reason)
+	}
 	span.End(trace.WithTimestamp(answered))
 	if crashed != nil && !crashed.isAbort() {
 		// The value may hold anything; its type and the stack tell where to look.

@@ -51,7 +51,7 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 	// engine is not idle, and the store must stay open.
 	defer a.engine.leave(a)
 
-	c = a.policy.classify(r)
+	c = a.policy.Classify(r)
 	switch c {
 	case ConcludedAccepted:
 		answer := Answer{Status: r.Status, Unavailable: r.BodyNotKept}
@@ -83,7 +83,7 @@ func (a *Attempt) Stored() bool { return a.stored }
 // result is false, and Conclude is still to be called.
 func (a *Attempt) ConcludeStream(r Result) (c Conclusion, reason string, concluded bool) {
 	r.Whole, r.BodyNotKept = true, true
-	switch c := a.policy.classify(r); c {
+	switch c := a.policy.Classify(r); c {
 	case ConcludedAccepted, ConcludedUnknown:
 		c, reason = a.Conclude(r)
 		return c, reason, true

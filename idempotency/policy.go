@@ -140,9 +140,9 @@ const (
 	ConcludedUnknown
 )
 
-// classify is the table of what a provider's answer means. Its order matters:
+// Classify is the table of what a provider's answer means. Its order matters:
 // what a result does not prove stays unknown.
-func (p Policy) classify(r Result) Conclusion {
+func (p Policy) Classify(r Result) Conclusion {
 	switch {
 	case r.Status == 0 && r.Sent == NeverSent:
 		return ConcludedNeverSent

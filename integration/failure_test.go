@@ -159,6 +159,29 @@ func TestOnStoreErrorForward(t *testing.T) {
 		t.Errorf("the rest is %q, %v", rest, err)
 	}
 	p.want(t, 2)
+
+	// What the caller is told of an outcome that nobody knows is the same.
+	p.now(func(http.ResponseWriter, *http.Request, int, func() string) { panic(http.ErrAbortHandler) })
+	if got := g.send(t, request{key: "k", body: "x"}); got.status != 502 || got.code() != "idempotency_outcome_unknown" {
+		t.Errorf("a broken connection: %v", got)
+	}
+	for _, body := range []string{"", "sorry"} {
+		p.now(answerWith(500, nil, body))
+		if got := g.send(t, request{key: "k", body: "x"}); got.status != 500 || got.code() != "idempotency_outcome_unknown" || got.body != body {
+			t.Errorf("a 500 with %d bytes: %v", len(body), got)
+		}
+	}
+	p.now(answerWith(429, nil, "slow down"))
+	if got := g.send(t, request{key: "k", body: "x"}); got.status != 429 || got.code() != "" {
+		t.Errorf("a refusal: %v", got)
+	}
+	hold := newGate()
+	p.now(p.holdUntil(hold))
+	g = startGateway(t, p.url, options{store: "redis " + freeAddress(t), idempotency: "on_store_error forward\nupstream_timeout 100ms"})
+	if got := g.send(t, request{key: "k", body: "x"}); got.status != 504 || got.code() != "idempotency_outcome_unknown" {
+		t.Errorf("no answer in time: %v", got)
+	}
+	hold.open()
 }
 
 // C10: what cannot be read is an error, never absence.
