@@ -27,6 +27,12 @@ func DigestJSON(text []byte, size int) (digest [32]byte, ok bool) {
 	return digestThrough(text, size, func(h hash.Hash, w window) error { return writeJSON(h, w, nil) })
 }
 
+// JSONOfFailingFile is the error of a JSON text in a file that fails behind it.
+func JSONOfFailingFile(text []byte, err error) error {
+	rest := io.MultiReader(bytes.NewReader(text), iotest.ErrReader(err))
+	return writeJSON(sha256.New(), window{in: make([]byte, 0, windowSize), rest: rest}, nil)
+}
+
 // DigestForm does the same for a form.
 func DigestForm(body []byte, boundary string, size int) (digest [32]byte, ok bool) {
 	return digestThrough(body, size, func(h hash.Hash, w window) error { return writeForm(h, w, boundary) })

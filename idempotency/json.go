@@ -79,10 +79,11 @@ const jsonMemberSize = 24
 // writeJSON writes the form of a body, without what the pointers name, to h.
 func writeJSON(h hash.Hash, body window, ignore *pointerSet) error {
 	f := jsonForm{window: body, members: make([]jsonMember, 0, 16)}
-	if !f.value(f.next(), ignore, maxJSONDepth) || f.next() != 0 || f.pos < len(f.in) {
-		if f.err != nil {
-			return f.err
-		}
+	whole := f.value(f.next(), ignore, maxJSONDepth) && f.next() == 0 && f.pos == len(f.in)
+	switch {
+	case f.err != nil: // it looks like an end, whatever came before
+		return f.err
+	case !whole:
 		return errNotByMeaning
 	}
 	_, _ = h.Write(f.out) // a hash.Hash never returns an error

@@ -666,3 +666,22 @@ func (r *repeated) Read(p []byte) (int, error) {
 	}
 	return n, nil
 }
+
+// A file that fails is never taken for one that ends, wherever it fails.
+func TestJSONOfFailingFile(t *testing.T) {
+	for name, text := range map[string]string{
+		"at once":              "",
+		"within a value":       `{"a":`,
+		"behind a value":       `{"a":1}`,
+		"behind a full window": `{"a":1}` + strings.Repeat(" ", 64<<10-7),
+		"behind two windows":   `{"a":1}` + strings.Repeat(" ", 128<<10-7),
+	} {
+		t.Run(name, func(t *testing.T) {
+			failure := errors.New("injected: the disk is broken")
+			err := idempotency.JSONOfFailingFile([]byte(text), failure)
+			if !errors.Is(err, idempotency.ErrBodyNotKept) || !errors.Is(err, failure) {
+				t.Errorf("the error is %v, want the file's as ErrBodyNotKept", err)
+			}
+		})
+	}
+}
