@@ -209,10 +209,9 @@ func (e *Engine) renew(attempts []*Attempt) {
 		renewals[i] = Renewal{ID: a.id, Token: a.token, Lease: a.policy.Lease}
 	}
 	sent := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), e.timeout)
-	defer cancel()
-	replies, err := e.store.Renew(ctx, renewals)
-	e.observer.StoreCall(nameRenew, time.Since(sent), err)
+	replies, err := call(context.Background(), e, nameRenew, func(ctx context.Context) ([]Reply, error) {
+		return e.store.Renew(ctx, renewals)
+	})
 	if err == nil && len(replies) != len(attempts) {
 		err = fmt.Errorf("store answered %d of %d renewals", len(replies), len(attempts))
 	}
@@ -319,21 +318,16 @@ func (e *Engine) takeDue(n int) []*unsettled {
 // left to do, be it that the transition was applied or that the record is no
 // longer the attempt's own.
 func (e *Engine) settle(ctx context.Context, u *unsettled) error {
-	ctx, cancel := context.WithTimeout(ctx, e.timeout)
-	defer cancel()
-
-	var reply Reply
-	var err error
-	began := time.Now()
-	switch u.op {
-	case opComplete:
-		reply, err = e.store.Complete(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
-	case opUncertain:
-		reply, err = e.store.MarkUncertain(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
-	case opRelease, opWithdraw:
-		reply, err = e.store.Release(ctx, u.id, u.token)
-	}
-	e.observer.StoreCall(u.op.String(), time.Since(began), err)
+	reply, err := call(ctx, e, u.op.String(), func(ctx context.Context) (Reply, error) {
+		switch u.op {
+		case opComplete:
+			return e.store.Complete(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
+		case opUncertain:
+			return e.store.MarkUncertain(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
+		case opRelease, opWithdraw:
+		}
+		return e.store.Release(ctx, u.id, u.token)
+	})
 	if err != nil {
 		e.observer.StoreError(u.op.String(), u.id, err)
 		return err
