@@ -18,7 +18,9 @@ type RecordID string
 // reach another's record, in a length that people can compare by eye.
 const recordIDBytes = 20
 
-var recordIDEncoding = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
+const recordIDAlphabet = "0123456789abcdefghijklmnopqrstuv"
+
+var recordIDEncoding = base32.NewEncoding(recordIDAlphabet).WithPadding(base32.NoPadding)
 
 // NewRecordID digests the parts that name a record. Each part is prefixed by
 // its length, so that no part can be moved across a border: scope "ab" with
@@ -41,7 +43,7 @@ func (id RecordID) Valid() bool {
 	if len(id) != recordIDEncoding.EncodedLen(recordIDBytes) {
 		return false
 	}
-	return strings.Trim(string(id), "0123456789abcdefghijklmnopqrstuv") == ""
+	return strings.Trim(string(id), recordIDAlphabet) == ""
 }
 
 // Token names one attempt: 128 random bits that the store checks on every

@@ -1,7 +1,5 @@
 package idempotency
 
-import "strconv"
-
 // pointerSet is a set of JSON pointers as a tree of their tokens. A nil set is
 // empty.
 type pointerSet struct {
@@ -24,7 +22,7 @@ func (s *pointerSet) add(tokens []string) {
 		if next == nil {
 			next = new(pointerSet)
 			s.members[name] = next
-			if i, err := strconv.Atoi(token); err == nil && strconv.Itoa(i) == token && i >= 0 {
+			if i, ok := arrayIndex(token); ok {
 				s.elements[i] = next
 			}
 		}

@@ -72,13 +72,19 @@ func child(value json.RawMessage, token string) (json.RawMessage, bool) {
 		if err := json.Unmarshal(value, &elements); err != nil {
 			return nil, false
 		}
-		i, err := strconv.Atoi(token)
-		// An index has no sign and no leading zeros (RFC 6901 section 4).
-		if err != nil || strconv.Itoa(i) != token || i < 0 || i >= len(elements) {
+		i, ok := arrayIndex(token)
+		if !ok || i >= len(elements) {
 			return nil, false
 		}
 		return elements[i], true
 	default:
 		return nil, false
 	}
+}
+
+// arrayIndex reads a reference token as the index of an array's element, which
+// has no sign and no leading zeros (RFC 6901 section 4).
+func arrayIndex(token string) (i int, ok bool) {
+	i, err := strconv.Atoi(token)
+	return i, err == nil && i >= 0 && strconv.Itoa(i) == token
 }
