@@ -175,7 +175,9 @@ func (l *losing) lose(do func()) error {
 		return errLost
 	case 2:
 		l.late.Go(func() {
-			time.Sleep(time.Duration(rand.IntN(int(time.Millisecond))))
+			for range rand.IntN(100) { // the others may come first
+				runtime.Gosched()
+			}
 			do()
 		})
 		return errLost
