@@ -50,9 +50,9 @@ type Body struct {
 }
 
 // ReadBody reads a whole request body and copies it to tee as it arrives. It is
-// held in memory as far as the budget has some.
-// declared is the request's Content-Length, or -1 if it is not known; maximum
-// is the largest size accepted, in bytes.
+// held in memory as far as the budget has some. declared is the request's
+// Content-Length, or -1 if it is not known; maximum is the largest size
+// accepted, in bytes.
 //
 // A body over the maximum is ErrBodyTooLarge, at once if it was declared and
 // otherwise as soon as it shows. A temporary file that fails is ErrBodyNotKept.

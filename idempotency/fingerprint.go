@@ -47,8 +47,9 @@ type FingerprintConfig struct {
 //     between them: SDKs draw a new one for every try.
 //
 // Whatever two providers might read differently counts by its bytes all the
-// same: what is not valid, has a content encoding, or is over a bound. A fingerprint that is too fine costs an error
-// message; one that is too coarse answers with another job.
+// same: what is not valid, has a content encoding, or is over a bound. A
+// fingerprint that is too fine costs an error message; one that is too coarse
+// answers with another job.
 type Fingerprinter struct {
 	raw    bool
 	ignore *pointerSet
