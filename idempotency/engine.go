@@ -203,7 +203,7 @@ func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own 
 		Payload:     payload,
 	}
 	sentAt := time.Now()
-	reply, err := e.claim(ctx, &claim)
+	reply, strayUntil, err := e.claim(ctx, &claim)
 	if err != nil {
 		e.observer.StoreError(nameClaim, s.ID, err)
 		return Admission{}, nil, fmt.Errorf("%w: claim record: %w", ErrStoreUnavailable, err)
@@ -213,7 +213,7 @@ func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own 
 	case Claimed:
 		a := &Attempt{
 			engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details, seal: *own,
-			strayUntil: claim.NotAfter,
+			strayUntil: strayUntil,
 		}
 		e.attend(a, sentAt)
 		return Admission{Attempt: a}, nil, nil
@@ -275,9 +275,11 @@ func (e *Engine) repeat(id RecordID, s *seal, reply *ClaimReply) (Admission, err
 func recordDetail(id RecordID) string { return "Record: " + string(id) + "." }
 
 // claim sends the claim, and once more if it is not known what became of the
-// first: the token makes the store recognise it. What may still come true
-// after an error is taken back.
-func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
+// first: the token makes the store recognise it. What may still come true after
+// an error, or beside somebody else's record, is taken back. strayUntil is when
+// another try of a claim that was granted can no longer be granted, on the
+// store's clock; zero if there is none.
+func (e *Engine) claim(ctx context.Context, c *Claim) (reply ClaimReply, strayUntil time.Time, err error) {
 	mayBeGranted := false
 	var failure error
 	var nodeNow time.Time // by the record's own node, if it has just said so
@@ -296,13 +298,10 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 		c.NotAfter = storeNow.Add(2 * e.timeout)
 		reply, err := e.claimOnce(ctx, c)
 		if err == nil && reply.Verdict != TooLate {
-			switch {
-			case !mayBeGranted:
-				c.NotAfter = time.Time{} // no other try is on its way
-			case reply.Verdict != Claimed:
-				e.settleLater(&unsettled{op: opWithdraw, id: c.ID, token: c.Token, notAfter: c.NotAfter}, c.Lease+c.Retention)
+			if mayBeGranted && reply.Verdict != Claimed {
+				e.withdrawLater(c, strayUntil)
 			}
-			return reply, nil
+			return reply, strayUntil, nil
 		}
 		if err == nil {
 			// Our idea of the store's clock was off. The reply has corrected it, but
@@ -311,6 +310,9 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 			err = ErrClaimTooLate
 		} else if !errors.Is(err, ErrNotApplied) && !errors.Is(err, ErrUnreadable) {
 			mayBeGranted = true
+			if c.NotAfter.After(strayUntil) { // of two tries, the clock of another node may be ahead
+				strayUntil = c.NotAfter
+			}
 		}
 		failure = err
 		if errors.Is(err, ErrNotApplied) || errors.Is(err, ErrUnreadable) {
@@ -318,9 +320,15 @@ func (e *Engine) claim(ctx context.Context, c *Claim) (ClaimReply, error) {
 		}
 	}
 	if mayBeGranted {
-		e.settleLater(&unsettled{op: opWithdraw, id: c.ID, token: c.Token, notAfter: c.NotAfter}, c.Lease+c.Retention)
+		e.withdrawLater(c, strayUntil)
 	}
-	return ClaimReply{}, failure
+	return ClaimReply{}, time.Time{}, failure
+}
+
+// withdrawLater takes back a claim that may be granted until a moment of the
+// store's clock.
+func (e *Engine) withdrawLater(c *Claim, until time.Time) {
+	e.settleLater(&unsettled{op: opWithdraw, id: c.ID, token: c.Token, notAfter: until}, c.Lease+c.Retention)
 }
 
 // claimOnce is a call without the closure: the stack of a submit that waits for

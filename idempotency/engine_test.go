@@ -1210,3 +1210,47 @@ func TestConclusionIsNotIdle(t *testing.T) {
 	<-done
 	h.wantReplay(s, 202, "answer")
 }
+
+// Of two tries, the first may come true later than the second: the clock of one
+// node was taken for that of another. Taking back goes on until neither can.
+func TestStrayClaimOfTheClockAhead(t *testing.T) {
+	t.Parallel()
+	for name, again := range map[string]fault{"second granted": nil, "second lost": requestLost} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			learn := func(key string) { // the store's clock
+				h.conclude(h.attempt(policy(), submitOf(key)), accepted("answer"), idempotency.ConcludedAccepted)
+			}
+			learn("ahead")
+			h.clock.advance(-time.Hour)
+			s := submitOf("k")
+			late := &delayed{}
+			h.store.spoil("claim", func(call int) fault {
+				switch call {
+				case 1:
+					return func(ctx context.Context, apply func(context.Context) error) error {
+						learn("behind")
+						return late.fault(ctx, apply)
+					}
+				case 3:
+					return again
+				default:
+					return nil
+				}
+			})
+			admission, err := h.engine.Begin(context.Background(), policy(), s)
+			if again == nil {
+				h.conclude(admission.Attempt, refusal, idempotency.ConcludedRefused)
+			} else if !errors.Is(err, idempotency.ErrStoreUnavailable) {
+				t.Fatalf("Begin gave %v, want ErrStoreUnavailable", err)
+			}
+			h.clock.advance(30 * time.Minute) // the time of the second is over
+			before := h.store.count("release")
+			await(t, "the claim to be taken back again", func() bool { return h.store.count("release") > before || h.held.Load() == 0 })
+			late.run(t)
+			h.awaitState(s, absent)
+			h.clock.advance(2 * time.Hour)
+		})
+	}
+}
