@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 )
@@ -95,10 +96,9 @@ func (a *Attempt) ConcludeStream(r Result) (c Conclusion, reason string, conclud
 // store does one transition now, and leaves it to the keeper if that fails.
 func (a *Attempt) store(op operation, details Details, status int) {
 	u := &unsettled{op: op, id: a.id, token: a.token, status: status}
-	if op == opRelease && !a.strayUntil.IsZero() {
-		u.op, u.notAfter = opWithdraw, a.strayUntil
-	}
-	if op != opRelease {
+	if op == opRelease {
+		u.notAfter = a.strayUntil
+	} else {
 		payload, err := a.seal.close(details)
 		if err != nil {
 			// Nothing in Details can fail to encode; if it does, the record
@@ -108,9 +108,9 @@ func (a *Attempt) store(op operation, details Details, status int) {
 		}
 		u.payload = payload
 	}
-	if err := a.engine.settle(context.Background(), u); err != nil {
+	err := a.engine.settle(context.Background(), u)
+	if err != nil {
 		a.engine.settleLater(u, a.policy.Lease+a.policy.Retention)
-		return
 	}
-	a.stored = true
+	a.stored = err == nil || errors.Is(err, errClaimMayCome)
 }

@@ -45,7 +45,9 @@ type Observer interface {
 	// on_uncertain resubmit decided otherwise, or the store lost it.
 	LateAcceptance(id RecordID, status int)
 	// GaveUp reports an outcome that could not be stored as long as its record
-	// lived.
+	// lived; or, with the operation withdraw, a claim that was not taken back,
+	// also because more than ten thousand waited for it. A record that it may have
+	// left is uncertain, though nothing was sent.
 	GaveUp(op string, id RecordID)
 }
 
@@ -487,12 +489,21 @@ func (e *Engine) InFlight() int {
 	return n
 }
 
-// Unstored returns the number of outcomes, and of claims to take back, that the
-// store has not acknowledged and that the engine goes on trying to store.
+// Unstored returns the number of outcomes that the store has not acknowledged
+// and that the engine goes on trying to store: what this process alone knows of
+// submits that were sent. Claims to take back do not count. Nothing was sent for
+// them, and a store that takes no write leaves any number of them: an operator
+// who is told to keep the process must not be told so because of them.
 func (e *Engine) Unstored() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.settling) + len(e.pending)
+	n := 0
+	for _, u := range slices.Concat(e.settling, e.pending) {
+		if u.op != opWithdraw {
+			n++
+		}
+	}
+	return n
 }
 
 // Close closes the store. It may be called once, when the engine is idle.

@@ -1146,7 +1146,11 @@ func TestLateClaimBehindItsOwnRefusal(t *testing.T) {
 	s := submitOf("k")
 	late := &delayed{}
 	h.store.spoil("claim", first(1, late.fault))
-	h.conclude(h.attempt(policy(), s), refusal, idempotency.ConcludedRefused)
+	a := h.attempt(policy(), s)
+	h.conclude(a, refusal, idempotency.ConcludedRefused)
+	if n := h.engine.Unstored(); n != 0 || !a.Stored() {
+		t.Errorf("%d outcomes are unstored, and the refusal is stored %t; only a claim is left to be taken back", n, a.Stored())
+	}
 	h.wantState(s, absent)
 	late.run(t) // within its time
 	h.awaitState(s, absent)
@@ -1253,4 +1257,55 @@ func TestStrayClaimOfTheClockAhead(t *testing.T) {
 			h.clock.advance(2 * time.Hour)
 		})
 	}
+}
+
+// A store that takes no write and does not say so leaves a claim to be taken
+// back for each submit. They are bounded; what became of submits that were sent
+// is not.
+func TestWithdrawalsAreBounded(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	sent := submitOf("sent")
+	a := h.attempt(policy(), sent)
+	out := make(chan struct{})
+	away := func(f fault) func(int) fault {
+		return func(int) fault {
+			select {
+			case <-out:
+				return nil
+			default:
+				return f
+			}
+		}
+	}
+	h.store.spoil("complete", away(refused))
+	h.store.spoil("release", away(requestLost))
+	h.conclude(a, accepted("answer"), idempotency.ConcludedAccepted)
+
+	begin := func(key string) {
+		t.Helper()
+		if _, err := h.engine.Begin(context.Background(), policy(), submitOf(key)); !errors.Is(err, idempotency.ErrStoreUnavailable) {
+			t.Fatalf("Begin gave %v, want ErrStoreUnavailable", err)
+		}
+	}
+	h.store.spoil("claim", first(2, replyLost))
+	begin("oldest")
+	const more = 100
+	h.store.spoil("claim", first(-1, requestLost))
+	for i := range idempotency.MaxWithdrawals + more {
+		begin(fmt.Sprint(i))
+	}
+	// With the oldest there is one more, and one may be under way.
+	if n := len(h.observed.so().gaveUp); n < more || n > more+1 {
+		t.Errorf("%d claims were given up, want %d or one more", n, more)
+	}
+	if n := h.engine.Unstored(); n != 1 {
+		t.Errorf("%d outcomes are unstored, want the one of the submit that was sent", n)
+	}
+	close(out)
+	h.store.spoil("claim", nil)
+	h.clock.advance(time.Hour)
+	h.idle()
+	h.wantReplay(sent, 202, "answer")
+	h.wantState(submitOf("oldest"), idempotency.Uncertain)
 }

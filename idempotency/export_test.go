@@ -11,5 +11,8 @@ func Waiters(e *Engine, id RecordID) (all, ofRecord, rooms int) {
 	return e.waiters, ofRecord, len(e.rooms)
 }
 
+// MaxWithdrawals is how many claims wait to be taken back at most.
+const MaxWithdrawals = maxWithdrawals
+
 // Left returns how many bytes a budget still has.
 func (m *BodyMemory) Left() int64 { return m.left.Load() }

@@ -17,8 +17,8 @@ const (
 	opComplete operation = iota + 1
 	opUncertain
 	opRelease
-	// opWithdraw takes back a claim that may have been granted although its
-	// reply was lost, or that the store may still see.
+	// opWithdraw takes back a claim that nobody sends: it may have been granted
+	// although its reply was lost, or the store may still see it.
 	opWithdraw
 )
 
@@ -39,13 +39,13 @@ func (op operation) String() string {
 
 // unsettled is a transition that the store has not acknowledged yet.
 type unsettled struct {
-	op      operation
+	op      operation // changes under engine.mu
 	id      RecordID
 	token   Token
 	payload []byte
 	status  int // of the acceptance, with opComplete
-	// notAfter is when the claim can no longer be granted, with opWithdraw, on
-	// the store's clock.
+	// notAfter is when the claim, or another try of it, can no longer be granted,
+	// on the store's clock; zero if it cannot anyway. Of opRelease and opWithdraw.
 	notAfter time.Time
 
 	tries   int
@@ -60,6 +60,9 @@ const (
 	// settleAtOnce bounds how many transitions are carried out at a time when
 	// a store that was away is back.
 	settleAtOnce = 32
+	// maxWithdrawals bounds how many claims wait to be taken back. A store that
+	// takes no write and does not say so leaves one for each submit.
+	maxWithdrawals = 10_000
 
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 5 * time.Second
@@ -100,6 +103,16 @@ func (e *Engine) leave(a *Attempt) {
 // settleLater leaves a transition to the keeper, for as long as the record
 // would live.
 func (e *Engine) settleLater(u *unsettled, lifetime time.Duration) {
+	if dropped := e.queue(u, lifetime); dropped != nil {
+		e.observer.GaveUp(dropped.op.String(), dropped.id)
+	}
+}
+
+// queue adds a transition to the pending ones. If too many claims wait to be
+// taken back, it returns the oldest of them, which is dropped: a record that it
+// may have left is uncertain when its lease is over. What became of a submit
+// that was sent is never dropped.
+func (e *Engine) queue(u *unsettled, lifetime time.Duration) (dropped *unsettled) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := time.Now()
@@ -107,6 +120,24 @@ func (e *Engine) settleLater(u *unsettled, lifetime time.Duration) {
 	u.nextTry = now.Add(backoff(0))
 	e.pending = append(e.pending, u)
 	e.keepLocked(u.nextTry)
+	if u.op != opWithdraw || len(e.pending) <= maxWithdrawals {
+		return nil
+	}
+	withdrawals, oldest := 0, 0
+	for i, p := range e.pending {
+		if p.op != opWithdraw {
+			continue
+		}
+		if withdrawals++; withdrawals == 1 || p.notAfter.Before(e.pending[oldest].notAfter) {
+			oldest = i
+		}
+	}
+	if withdrawals <= maxWithdrawals {
+		return nil
+	}
+	dropped = e.pending[oldest]
+	e.pending = slices.Delete(e.pending, oldest, oldest+1)
+	return dropped
 }
 
 // keepLocked makes sure that the keeper runs and looks again at the given time.
@@ -316,7 +347,8 @@ func (e *Engine) takeDue(n int) []*unsettled {
 
 // settle carries out one transition. It returns nil when there is nothing
 // left to do, be it that the transition was applied or that the record is no
-// longer the attempt's own.
+// longer the attempt's own, and errClaimMayCome when only a try of the claim is
+// left to be taken back.
 func (e *Engine) settle(ctx context.Context, u *unsettled) error {
 	reply, err := call(ctx, e, u.op.String(), func(ctx context.Context) (Reply, error) {
 		switch u.op {
@@ -333,12 +365,15 @@ func (e *Engine) settle(ctx context.Context, u *unsettled) error {
 		return err
 	}
 	e.clock.learn(reply.Now)
-	switch {
-	case u.op == opComplete && !reply.Applied:
+	if u.op == opComplete && !reply.Applied {
 		e.observer.LateAcceptance(u.id, u.status)
-	case u.op == opWithdraw && !reply.Now.After(u.notAfter):
+	}
+	if !reply.Now.After(u.notAfter) {
 		// A try of the claim may still be on its way, even if another was just
-		// taken back.
+		// taken back. That is all that is left to do.
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		u.op = opWithdraw
 		return errClaimMayCome
 	}
 	return nil
