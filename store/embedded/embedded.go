@@ -14,13 +14,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
@@ -116,6 +113,11 @@ func (s *Store) open() (*bolt.DB, error) {
 	if s.openErr != nil && time.Since(s.openedAt) < reopenInterval {
 		return nil, s.openErr
 	}
+	var damaged *damagedError
+	if errors.As(s.openErr, &damaged) && damaged.lasts() {
+		s.openedAt = time.Now()
+		return nil, s.openErr
+	}
 	db, err := openFile(s.path)
 	s.openedAt = time.Now()
 	if err != nil {
@@ -125,35 +127,6 @@ func (s *Store) open() (*bolt.DB, error) {
 	s.db, s.openErr = db, nil
 	s.work.Go(func() { s.commitLoop(db) })
 	s.work.Go(s.sweepLoop)
-	return db, nil
-}
-
-func openFile(path string) (db *bolt.DB, err error) {
-	defer func() {
-		if p := recover(); p != nil { // so says bbolt
-			db, err = nil, fmt.Errorf("embedded store %s is damaged: %v", path, p)
-		}
-	}()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("create directory of embedded store: %w", err)
-	}
-	db, err = bolt.Open(path, 0o600, &bolt.Options{Timeout: lockTimeout})
-	if errors.Is(err, bolterrors.ErrTimeout) {
-		return nil, fmt.Errorf("embedded store %s is in use by another process: the file can be used by one gateway at a time", path)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open embedded store %s: %w", path, err)
-	}
-	err = update(db, func(tx *bolt.Tx) error {
-		if _, err := tx.CreateBucketIfNotExists(recordsBucket); err != nil {
-			return err
-		}
-		_, err := tx.CreateBucketIfNotExists(expiryBucket)
-		return err
-	})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare embedded store %s: %w", path, err), db.Close())
-	}
 	return db, nil
 }
 

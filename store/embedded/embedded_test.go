@@ -1,6 +1,7 @@
 package embedded_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -282,7 +283,9 @@ func TestSweepWithFractions(t *testing.T) {
 	}
 }
 
-// A damaged file is an error, and not the end of the process.
+// A damaged file is an error, and not the end of the process. It stays one as
+// long as it is damaged, for this store and for the next, and is tried again
+// when it has been repaired.
 func TestDamagedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "idempotency.db")
 	store := embedded.New(embedded.Config{Path: path})
@@ -294,20 +297,62 @@ func TestDamagedFile(t *testing.T) {
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile(path)
+	sound, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := 2 * os.Getpagesize(); i < len(data); i++ {
-		data[i] = 0xff
+	write := func(data []byte) {
+		t.Helper()
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
+	damaged := bytes.Clone(sound)
+	for i := 2 * os.Getpagesize(); i < len(damaged); i++ {
+		damaged[i] = 0xff
+	}
+	write(damaged)
+
+	wantDamaged := func(store *embedded.Store) {
+		t.Helper()
+		if _, err := store.Claim(context.Background(), claimOf("k")); !errors.Is(err, idempotency.ErrNotApplied) || !strings.Contains(err.Error(), "is damaged") {
+			t.Errorf("a claim in a damaged file gave %v", err)
+		}
 	}
 	store = embedded.New(embedded.Config{Path: path})
-	if _, err := store.Claim(context.Background(), claimOf("k")); err == nil {
-		t.Error("a claim in a damaged file gave no error")
+	t.Cleanup(func() { _ = store.Close() })
+	next := embedded.New(embedded.Config{Path: path})
+	t.Cleanup(func() { _ = next.Close() })
+	wantDamaged(store)
+	before := mappings(t, path)
+	for range 3 {
+		embedded.ForgetLastTry(store)
+		wantDamaged(store)
 	}
+	if n := mappings(t, path) - before; n > 0 {
+		t.Errorf("%d more tries left the file mapped", n)
+	}
+	wantDamaged(next)
+
+	write(sound)
+	embedded.ForgetLastTry(next)
+	if _, err := next.Claim(context.Background(), claimOf("k")); err != nil {
+		t.Errorf("a claim in the repaired file gave %v", err)
+	}
+}
+
+// mappings returns how often a file is mapped into this process's memory, where
+// the system tells.
+func mappings(t *testing.T, path string) int {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if errors.Is(err, os.ErrNotExist) {
+		return 0
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(maps), path)
 }
 
 // Concurrent changes share commits: one by one they would take more than two

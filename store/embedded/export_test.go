@@ -2,6 +2,7 @@ package embedded
 
 import (
 	"context"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -41,4 +42,11 @@ func Unsync(s *Store) { s.commits.end(0, true) }
 // Sweep does what the sweeper does now and then, for all that is due.
 func Sweep(s *Store) {
 	_, _ = change(context.Background(), s, func(r *records) (int, error) { return r.sweep(1 << 20) })
+}
+
+// ForgetLastTry lets the file be opened again at once.
+func ForgetLastTry(s *Store) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.openedAt = time.Time{}
 }
