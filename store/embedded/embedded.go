@@ -10,6 +10,7 @@
 package embedded
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -56,8 +57,8 @@ var (
 	recordsBucket = []byte("records") // record id -> record
 	// expiryBucket: when to look whether a record has expired, in Unix ms, big
 	// endian, and the record's id -> nothing. Each record has an entry, and the
-	// record decides: so that only what makes and removes a record writes here,
-	// the first look is at the earliest moment that can be its end.
+	// record decides: so that hardly anything but what makes and removes a record
+	// writes here, the first look is at the earliest moment that can be its end.
 	expiryBucket = []byte("expiry")
 )
 
@@ -215,7 +216,7 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 	}
 	if found {
 		claimed.CreatedAt, claimed.Resubmitted = record.CreatedAt, !isMine(c, record) || record.Resubmitted
-		return reply, r.put(c.ID, claimed)
+		return reply, r.replace(c.ID, record, claimed)
 	}
 	return reply, r.create(c.ID, claimed)
 }
@@ -447,6 +448,21 @@ func (r *records) create(id idempotency.RecordID, record idempotency.Record) err
 	return r.byExpiry.Put(firstLook(id, record), nil)
 }
 
+// replace writes a record over one that may have another retention.
+func (r *records) replace(id idempotency.RecordID, before, after idempotency.Record) error {
+	if err := r.put(id, after); err != nil {
+		return err
+	}
+	was, is := firstLook(id, before), firstLook(id, after)
+	if bytes.Equal(was, is) {
+		return nil
+	}
+	if err := r.byExpiry.Delete(was); err != nil {
+		return err
+	}
+	return r.byExpiry.Put(is, nil)
+}
+
 // delete removes a record. An entry that a look has moved stays behind until it
 // is due.
 func (r *records) delete(id idempotency.RecordID, record idempotency.Record) error {
@@ -456,9 +472,9 @@ func (r *records) delete(id idempotency.RecordID, record idempotency.Record) err
 	return r.byExpiry.Delete(firstLook(id, record))
 }
 
-// firstLook is the expiry entry that a record gets when it is made: no record
-// ends before its retention is over, counted from then. It stays the same as
-// long as the record is there.
+// firstLook is the expiry entry that a record gets when it is made, and when it
+// is taken over with another retention: no record ends before its retention is
+// over, counted from when it was made.
 func firstLook(id idempotency.RecordID, record idempotency.Record) []byte {
 	// As precise as it is stored, so that the entry can be found again.
 	return expiryKey(record.CreatedAt.Add(record.Retention.Truncate(time.Millisecond)), id)

@@ -412,3 +412,48 @@ func TestRefusedClaimsWriteNothing(t *testing.T) {
 		t.Errorf("a repeat got verdict %d and %d writes to the file, want a commit before it is told", verdict, n)
 	}
 }
+
+// A record that is taken over with another retention leaves no entry behind, and
+// goes at its new end.
+func TestTakenOverWithAnotherRetention(t *testing.T) {
+	for name, retention := range map[string]time.Duration{"longer": time.Hour, "shorter": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			clock := &clock{now: time.Now()}
+			store := embedded.New(embedded.Config{
+				Path: filepath.Join(t.TempDir(), "idempotency.db"), Now: clock.Now, SweepInterval: time.Hour,
+			})
+			t.Cleanup(func() { _ = store.Close() })
+			ctx := context.Background()
+			takenOver := func(key string) idempotency.Claim {
+				t.Helper()
+				c := claimOf(key)
+				c.Lease, c.Retention = 0, time.Minute
+				for range 2 { // the first's lease is over at once
+					if reply, err := store.Claim(ctx, c); err != nil || reply.Verdict != idempotency.Claimed {
+						t.Fatalf("Claim: %+v, %v", reply, err)
+					}
+					c.Token, c.Retention, c.TakeOver = idempotency.NewToken(), retention, true
+				}
+				record, found, err := store.Get(ctx, c.ID)
+				if err != nil || !found || record.Retention != retention {
+					t.Fatalf("the record has retention %s, found %t, error %v", record.Retention, found, err)
+				}
+				c.Token = record.Token
+				return c
+			}
+			c := takenOver("decided")
+			if reply, err := store.DecideRelease(ctx, c.ID, c.Token); err != nil || !reply.Applied {
+				t.Fatalf("DecideRelease: %+v, %v", reply, err)
+			}
+			if got := embedded.Stored(store); got != [2]int{0, 0} {
+				t.Errorf("the file has %v records and expiry entries, want none", got)
+			}
+			takenOver("expired")
+			clock.Advance(retention)
+			embedded.Sweep(store)
+			if got := embedded.Stored(store); got != [2]int{0, 0} {
+				t.Errorf("after the retention the file has %v records and expiry entries, want none", got)
+			}
+		})
+	}
+}
