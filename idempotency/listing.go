@@ -51,11 +51,20 @@ type Listing struct {
 	// Next is the position after which the next page begins; zero if this is
 	// the last.
 	Next Position
-	// Counts is how many records there are in each state, whatever the query.
+	// Counts is how many records there are in each state, whatever the query. It
+	// is approximate while records come, go or change: the scan may have one of
+	// them twice, or not at all.
 	Counts map[State]int
-	// Unreadable are the records that nobody can read, whatever the query.
+	// Unreadable are records that nobody can read, whatever the query: the first
+	// MaxUnreadable that the scan met, in the order of their ids.
 	Unreadable []RecordID
+	// UnreadableCount is how many there are in all. It is as approximate as
+	// Counts if there are more than MaxUnreadable.
+	UnreadableCount int
 }
+
+// MaxUnreadable is how many unreadable records a Listing names.
+const MaxUnreadable = 100
 
 // getsAtOnce is how many payloads a listing reads at a time. It bounds the
 // memory that it takes, and how much of the store's attention.
@@ -105,7 +114,9 @@ type lister struct {
 
 // add takes one part of the scan.
 func (l *lister) add(ctx context.Context, page ScanPage) error {
-	l.listing.Unreadable = append(l.listing.Unreadable, page.Unreadable...)
+	for _, id := range page.Unreadable {
+		l.unreadable(id)
+	}
 	var wanted []RecordID
 	for _, h := range page.Headers {
 		l.listing.Counts[h.Record.StateAt(l.now)]++
@@ -124,7 +135,7 @@ func (l *lister) add(ctx context.Context, page ScanPage) error {
 			switch err := errs[i]; {
 			case errors.Is(err, ErrNoRecord):
 			case errors.Is(err, ErrUnreadable):
-				l.listing.Unreadable = append(l.listing.Unreadable, id)
+				l.unreadable(id)
 			case err != nil:
 				return err
 			default:
@@ -133,6 +144,17 @@ func (l *lister) add(ctx context.Context, page ScanPage) error {
 		}
 	}
 	return nil
+}
+
+// unreadable notes a record that cannot be read.
+func (l *lister) unreadable(id RecordID) {
+	if slices.Contains(l.listing.Unreadable, id) {
+		return
+	}
+	l.listing.UnreadableCount++
+	if len(l.listing.Unreadable) < MaxUnreadable {
+		l.listing.Unreadable = append(l.listing.Unreadable, id)
+	}
 }
 
 // wants reports whether a record may be on the page, as far as its header
@@ -195,7 +217,6 @@ func (l *lister) finish() Listing {
 		l.listing.Next = l.listing.Views[l.query.Limit-1].position()
 	}
 	slices.Sort(l.listing.Unreadable)
-	l.listing.Unreadable = slices.Compact(l.listing.Unreadable)
 	return l.listing
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -282,9 +283,54 @@ func TestUnreadableForOperators(t *testing.T) {
 	l, err := h.engine.List(context.Background(), idempotency.Query{Limit: 10})
 	want := []idempotency.RecordID{header.ID, payload.ID}
 	slices.Sort(want)
-	if err != nil || len(l.Views) != 1 || l.Views[0].ID != good.ID || !slices.Equal(l.Unreadable, want) {
+	if err != nil || len(l.Views) != 1 || l.Views[0].ID != good.ID || !slices.Equal(l.Unreadable, want) || l.UnreadableCount != 2 {
 		t.Errorf("List gave %+v, %v; want the good record, and the others as unreadable", l, err)
 	}
+}
+
+// However many records cannot be read, a listing names the first of them, each
+// once, and says how many there are.
+func TestUnreadableIsBounded(t *testing.T) {
+	t.Parallel()
+	const all, perPage = 250, 10
+	var pages []idempotency.ScanPage
+	for i := range all {
+		if i%perPage == 0 {
+			pages = append(pages, idempotency.ScanPage{Next: fmt.Sprint(len(pages) + 1)})
+		}
+		last := &pages[len(pages)-1]
+		last.Unreadable = append(last.Unreadable, submitOf(fmt.Sprint(i)).ID)
+	}
+	pages[1].Unreadable = append(pages[1].Unreadable, pages[0].Unreadable...) // as a scan may
+	pages[len(pages)-1].Next = ""
+	engine := idempotency.NewEngine(idempotency.EngineConfig{Store: scanned{pages: pages}, StoreTimeout: patience})
+	l, err := engine.List(context.Background(), idempotency.Query{Limit: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Unreadable) != idempotency.MaxUnreadable || !slices.IsSorted(l.Unreadable) || l.UnreadableCount != all {
+		t.Errorf("%d of %d records are named, in order %t; want %d of %d",
+			len(l.Unreadable), l.UnreadableCount, slices.IsSorted(l.Unreadable), idempotency.MaxUnreadable, all)
+	}
+	if len(slices.Compact(l.Unreadable)) != idempotency.MaxUnreadable {
+		t.Error("a record is named twice")
+	}
+}
+
+// scanned is a store of which a scan shows these pages.
+type scanned struct {
+	idempotency.Store // nothing else of it is asked
+	pages             []idempotency.ScanPage
+}
+
+func (s scanned) Now(context.Context) (time.Time, error) { return time.Now(), nil }
+
+func (s scanned) Scan(_ context.Context, cursor string) (idempotency.ScanPage, error) {
+	if cursor == "" {
+		return s.pages[0], nil
+	}
+	i, err := strconv.Atoi(cursor)
+	return s.pages[i], err
 }
 
 // listed are the keys on all pages of a query.
