@@ -129,7 +129,6 @@ func (s *RedisStore) configure(repl *caddy.Replacer) error {
 	}{
 		{"username", s.Username, &s.config.Username},
 		{"password", s.Password, &s.config.Password},
-		{"prefix", s.Prefix, &s.config.Prefix},
 	} {
 		if option.value == "" {
 			continue
@@ -138,7 +137,13 @@ func (s *RedisStore) configure(repl *caddy.Replacer) error {
 			return fmt.Errorf("%s is given twice, as an option and in the address", option.name)
 		}
 		var err error
-		if *option.target, err = expand(repl, option.name, option.value); err != nil {
+		if *option.target, err = expandSecret(repl, option.name, option.value); err != nil {
+			return err
+		}
+	}
+	if s.Prefix != "" {
+		var err error
+		if s.config.Prefix, err = expand(repl, "prefix", s.Prefix); err != nil {
 			return err
 		}
 	}
@@ -173,7 +178,7 @@ func (s *RedisStore) configureAddresses(repl *caddy.Replacer) error {
 	addresses := make([]string, len(s.Addresses))
 	plain := false
 	for i, text := range s.Addresses {
-		address, err := expand(repl, "address", text)
+		address, err := expandSecret(repl, fmt.Sprintf("address %d", i+1), text)
 		if err != nil {
 			return err
 		}

@@ -99,14 +99,23 @@ func expand(repl *caddy.Replacer, option, text string) (string, error) {
 	return expanded, nil
 }
 
+// expandSecret is expand for what must not be in an error. It may have stood in
+// the braces itself. The error begins with the name.
+func expandSecret(repl *caddy.Replacer, name, text string) (string, error) {
+	expanded, err := repl.ReplaceOrErr(text, true, true)
+	if err != nil {
+		return "", fmt.Errorf("%s has a placeholder that is unknown or empty", name)
+	}
+	return expanded, nil
+}
+
 // parseEncryptionKeys reads the values of encryption_key. No error holds a key.
 func parseEncryptionKeys(repl *caddy.Replacer, texts []string) (*idempotency.Keyring, error) {
 	keys := make([][]byte, len(texts))
 	for i, text := range texts {
-		text, err := repl.ReplaceOrErr(text, true, true)
+		text, err := expandSecret(repl, fmt.Sprintf("encryption_key: key %d", i+1), text)
 		if err != nil {
-			// Its text is what stands in braces, which may be a key.
-			return nil, fmt.Errorf("encryption_key: key %d has a placeholder that is unknown or empty", i+1)
+			return nil, err
 		}
 		if keys[i], err = decodeKey(strings.TrimSpace(text)); err != nil {
 			return nil, fmt.Errorf("encryption_key: key %d is neither base64 nor 64 hexadecimal digits", i+1)

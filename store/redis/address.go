@@ -13,7 +13,8 @@ import (
 // ParseAddresses reads addresses of the forms host:port, redis://, rediss://
 // and unix:// into a Config. Several addresses are nodes of one Cluster, or
 // Sentinels of one deployment: except for host and port they have to be equal.
-// The text of its errors does not hold a password.
+// Its errors say which address is wrong and not what it is: it may have a
+// password, in a place where nobody looks for one.
 //
 // A unix socket has no host that a Cluster's node or a Sentinel could name, so
 // it comes alone.
@@ -22,7 +23,7 @@ func ParseAddresses(addresses ...string) (Config, error) {
 	for i, address := range addresses {
 		one, err := parseAddress(address)
 		if err != nil {
-			return Config{}, err
+			return Config{}, fmt.Errorf("address %d %w", i+1, err)
 		}
 		if i == 0 {
 			config = one
@@ -45,27 +46,29 @@ func ParseAddresses(addresses ...string) (Config, error) {
 	return config, nil
 }
 
+// parseAddress reads one address. Its error goes on after "address 1".
 func parseAddress(address string) (Config, error) {
 	if !strings.Contains(address, "://") {
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			return Config{}, fmt.Errorf("address %q is not host:port, redis://, rediss:// or unix://", address)
+		// A host with a user would be looked up as it is, and be in the error.
+		if _, _, err := net.SplitHostPort(address); err != nil || strings.Contains(address, "@") {
+			return Config{}, errors.New("is not host:port, redis://, rediss:// or unix://")
 		}
 		return Config{Network: "tcp", Addresses: []string{address}}, nil
 	}
 	options, err := goredis.ParseURL(address)
 	if err != nil {
 		// ParseURL quotes the URL, and with it the password.
-		return Config{}, errors.New("address is not a valid redis://, rediss:// or unix:// URL")
+		return Config{}, errors.New("is not a valid redis://, rediss:// or unix:// URL")
 	}
 	// A unix socket has no other place for its database; what else go-redis
 	// would read from a query is not taken from there.
 	u, err := url.Parse(address)
 	if err != nil {
-		return Config{}, errors.New("address is not a valid URL")
+		return Config{}, errors.New("is not a valid URL")
 	}
 	for name := range u.Query() {
 		if name != "db" || u.Scheme != "unix" {
-			return Config{}, fmt.Errorf("address has the query parameter %q: options of the connection are set in the store's block", name)
+			return Config{}, fmt.Errorf("has the query parameter %q: options of the connection are set in the store's block", name)
 		}
 	}
 	config := Config{
