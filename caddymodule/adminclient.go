@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
 // adminClient talks to the admin endpoint of a running Caddy.
@@ -18,8 +20,9 @@ import (
 // caddycmd.AdminAPIRequest is not used because it keeps the status of an error
 // to itself, and commands exit by it.
 type adminClient struct {
-	http http.Client
-	url  string
+	http    http.Client
+	address string
+	url     string
 	// origin that the endpoint knows; empty on a unix socket, where it allows
 	// none.
 	origin string
@@ -37,8 +40,9 @@ func newAdminClient(address string) (*adminClient, error) {
 		url, origin = "http://127.0.0.1", ""
 	}
 	return &adminClient{
-		url:    url,
-		origin: origin,
+		address: address,
+		url:     url,
+		origin:  origin,
 		http: http.Client{Transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, parsed.Network, dial)
@@ -47,7 +51,7 @@ func newAdminClient(address string) (*adminClient, error) {
 	}, nil
 }
 
-// refusal is an error of the admin endpoint.
+// refusal is an error of the admin API.
 type refusal struct {
 	status  int
 	message string
@@ -67,7 +71,8 @@ func (c *adminClient) post(path string, order any) ([]byte, error) {
 	return c.do(http.MethodPost, path, bytes.NewReader(body))
 }
 
-// do returns the body of a good answer. Any other is a *refusal.
+// do returns the body of a good answer. Any other is a *refusal, if it comes
+// from the admin API: somebody else's 404 does not say that there is no record.
 func (c *adminClient) do(method, path string, body io.Reader) ([]byte, error) {
 	req, err := http.NewRequest(method, c.url+path, body)
 	if err != nil {
@@ -90,8 +95,10 @@ func (c *adminClient) do(method, path string, body io.Reader) ([]byte, error) {
 	}
 	if res.StatusCode != http.StatusOK {
 		var document caddy.APIError
-		if json.Unmarshal(reply, &document) != nil || document.Message == "" {
-			document.Message = "the admin endpoint answered with status " + res.Status + "; does it have the idempotency module?"
+		err := json.Unmarshal(reply, &document)
+		if err != nil || document.Message == "" ||
+			res.StatusCode == http.StatusNotFound && document.Message != idempotency.ErrNoRecord.Error() {
+			return nil, fmt.Errorf("the endpoint at %s does not know %s: it answered with status %s", c.address, recordsPath, res.Status)
 		}
 		return nil, &refusal{res.StatusCode, document.Message}
 	}

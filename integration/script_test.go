@@ -2,6 +2,9 @@ package integration
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +17,8 @@ import (
 
 // TestCommands runs the scripts of testdata/script, each beside a gateway of
 // its own, whose admin endpoint is $ADMIN and whose configuration is
-// $CADDYFILE, and a provider. Besides the commands of testscript there are
+// $CADDYFILE, a provider, and two servers that know nothing of the gateway,
+// $STRANGER and $STRANGER_JSON. Besides the commands of testscript there are
 //
 //	unknown <key> <variable>
 //		a submit whose outcome is not known; the variable is its record's id
@@ -36,6 +40,8 @@ func TestCommands(t *testing.T) {
 			g := startGateway(tb, p.url, options{})
 			env.Values["world"] = world{g, p}
 			env.Setenv("ADMIN", g.admin)
+			env.Setenv("STRANGER", startStranger(tb, "404 page not found"))
+			env.Setenv("STRANGER_JSON", startStranger(tb, `{"error":"no such route"}`))
 			env.Setenv("CADDYFILE", g.caddyfile)
 			bin := filepath.Join(env.WorkDir, ".bin")
 			env.Setenv("PATH", bin+string(os.PathListSeparator)+env.Getenv("PATH"))
@@ -76,6 +82,17 @@ func TestCommands(t *testing.T) {
 			},
 		},
 	})
+}
+
+// startStranger starts a server that answers everything with 404, and returns
+// its address.
+func startStranger(t testing.TB, body string) string {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
 }
 
 // The admin endpoint may be a unix socket.
