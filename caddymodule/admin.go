@@ -365,9 +365,11 @@ type releaseOrder struct {
 	Attempt string `json:"attempt"`
 }
 
-// completeOrder is the body of a complete.
+// completeOrder is the body of a complete. It repeats the members of a release:
+// encoding/json names the type of an embedded struct in its errors.
 type completeOrder struct {
-	releaseOrder
+	Reason     string                  `json:"reason"`
+	Attempt    string                  `json:"attempt"`
 	Status     int                     `json:"status"`
 	Headers    map[string]headerValues `json:"headers"`
 	Body       json.RawMessage         `json:"body"`
@@ -403,7 +405,7 @@ func completeRecord(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return order.carryOut(w, r, &answer)
+	return releaseOrder{order.Reason, order.Attempt}.carryOut(w, r, &answer)
 }
 
 // readOrder reads the body of a decision. Its errors say where something is
@@ -423,6 +425,8 @@ func readOrder(w http.ResponseWriter, r *http.Request, order any) error {
 	switch {
 	case !json.Valid(body):
 		return badRequest("the body is not one JSON value")
+	case errors.As(err, &wrongType) && wrongType.Field == "":
+		return badRequest("the body is a JSON %s, and not an object", strings.Fields(wrongType.Value)[0])
 	case errors.As(err, &wrongType):
 		return badRequest("%s: it must not be a JSON %s", wrongType.Field, strings.Fields(wrongType.Value)[0])
 	case err != nil:
