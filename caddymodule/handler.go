@@ -10,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
@@ -179,8 +180,8 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 		h.KeyHeader = []string{"Idempotency-Key"}
 	}
 	for i, name := range h.KeyHeader {
-		if !isFieldName(name) {
-			return fmt.Errorf("key_header: %q is not a header field name", name)
+		if err := checkField("key_header", name); err != nil {
+			return err
 		}
 		h.KeyHeader[i] = http.CanonicalHeaderKey(name)
 	}
@@ -266,12 +267,8 @@ func (h *Handler) configureFingerprint() error {
 		return fmt.Errorf("fingerprint: %q is neither auto nor raw", h.Fingerprint)
 	}
 	for _, name := range h.FingerprintHeader {
-		if !isFieldName(name) {
-			return fmt.Errorf("fingerprint_header: %q is not a header field name", name)
-		}
-		switch http.CanonicalHeaderKey(name) {
-		case "Host", "Content-Length", "Transfer-Encoding", "Trailer", "Connection":
-			return fmt.Errorf("fingerprint_header: %s is about the connection, and says nothing about the job", name)
+		if err := checkField("fingerprint_header", name); err != nil {
+			return err
 		}
 	}
 	config := idempotency.FingerprintConfig{Raw: h.Fingerprint == choiceRaw, Header: h.FingerprintHeader}
@@ -285,6 +282,20 @@ func (h *Handler) configureFingerprint() error {
 	var err error
 	if h.fingerprinter, err = idempotency.NewFingerprinter(config); err != nil {
 		return fmt.Errorf("fingerprint_ignore: %w", err)
+	}
+	return nil
+}
+
+// checkField refuses what is no header field, and those that say nothing about
+// the job. net/http keeps some of them out of a request's header, where no
+// handler would find them.
+func checkField(option, name string) error {
+	if !httpguts.ValidHeaderFieldName(name) {
+		return fmt.Errorf("%s: %q is not a header field name", option, name)
+	}
+	switch http.CanonicalHeaderKey(name) {
+	case "Host", "Content-Length", "Transfer-Encoding", "Trailer", "Connection":
+		return fmt.Errorf("%s: %s is about the connection, and says nothing about the job", option, name)
 	}
 	return nil
 }
@@ -484,19 +495,6 @@ func (h *Handler) keyLines(header http.Header) []string {
 		}
 	}
 	return nil
-}
-
-// isFieldName reports whether name is a token (RFC 9110 section 5.6.2).
-func isFieldName(name string) bool {
-	for _, c := range []byte(name) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
-		case slices.Contains([]byte("!#$%&'*+-.^_`|~"), c):
-		default:
-			return false
-		}
-	}
-	return name != ""
 }
 
 // Interface guards
