@@ -380,6 +380,7 @@ func TestAcceptedConfigurations(t *testing.T) {
 		"in_progress wait as long as":    "in_progress wait 30s\nupstream_timeout 30s",
 		"in_progress wait, from the env": "in_progress wait {env.WAIT}",
 		"upstream_key auto":              "upstream_key auto",
+		"store_status 503":               "store_status 2xx 503",
 		"upstream_key keep":              "upstream_key keep",
 		"upstream_key remove":            "upstream_key remove",
 	} {

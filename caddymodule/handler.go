@@ -331,7 +331,8 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 		if r.First == r.Last && idempotency.NeverRefusal(r.First) {
 			return fmt.Errorf("refused_status: %d never proves that the provider did not accept", r.First)
 		}
-		if slices.ContainsFunc(h.policy.StoreStatus, func(s idempotency.StatusRange) bool {
+		// The default may overlap: store_status is looked at first.
+		if h.RefusedStatus != nil && slices.ContainsFunc(h.policy.StoreStatus, func(s idempotency.StatusRange) bool {
 			return s.Contains(r.First) && s.Contains(r.Last)
 		}) {
 			return fmt.Errorf("refused_status: %d is in store_status, too", r.First)
