@@ -200,14 +200,8 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 			return fmt.Errorf("methods: %q is not POST, PUT, PATCH or DELETE", method)
 		}
 	}
-	if len(h.Scope) == 0 {
-		h.Scope = []string{"{http.request.header.Authorization}", "{http.request.header.X-Api-Key}"}
-	}
-	if slices.Contains(h.Scope, "") {
-		return errors.New("scope: a value is empty, and tells no callers apart")
-	}
-	if slices.ContainsFunc(h.Scope, readsBody) {
-		return fmt.Errorf("scope: %w", errReadsBody)
+	if err := h.configureScope(repl); err != nil {
+		return err
 	}
 	if err := h.configureFingerprint(); err != nil {
 		return err
@@ -252,6 +246,35 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 	case idempotency.FormatEnvelope, idempotency.FormatProblem:
 	default:
 		return fmt.Errorf("errors: %q is neither envelope nor problem", h.Errors)
+	}
+	return nil
+}
+
+func (h *Handler) configureScope(repl *caddy.Replacer) error {
+	if len(h.Scope) == 0 {
+		h.Scope = []string{"{http.request.header.Authorization}", "{http.request.header.X-Api-Key}"}
+	}
+	shared := true
+	for _, value := range h.Scope {
+		if value == "" {
+			return errors.New("scope: a value is empty, and tells no callers apart")
+		}
+		if readsBody(value) {
+			return fmt.Errorf("scope: %w", errReadsBody)
+		}
+		switch field := http.CanonicalHeaderKey(value); field {
+		case "Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "Api-Key", "X-Auth-Token":
+			return fmt.Errorf("scope: %s is the name of a header field, the same for all callers: write {http.request.header.%s}", value, field)
+		}
+		if _, err := repl.ReplaceOrErr(value, true, false); err != nil {
+			return fmt.Errorf("scope: %w", err)
+		}
+		if _, err := repl.ReplaceOrErr(value, false, true); err != nil {
+			shared = false // it has a placeholder that is not global
+		}
+	}
+	if shared {
+		h.logger.Warn("scope has no placeholder of the request, so all callers share one scope: each gets what the others submitted under its key")
 	}
 	return nil
 }

@@ -2,6 +2,9 @@ package integration
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -145,6 +148,41 @@ func TestScopeOption(t *testing.T) {
 		t.Errorf("with an unknown placeholder: %v", got)
 	}
 	p.want(t, 2)
+}
+
+// A scope that is one for all callers is what its author wrote, and said aloud.
+func TestSharedScopeIsLogged(t *testing.T) {
+	t.Setenv("TENANT", "tenant")
+	for _, test := range []struct {
+		name, scope string
+		warned      bool
+	}{
+		{"default", "", false},
+		{"of the request", "scope fixed {http.auth.user.id}", false},
+		{"short placeholder", "scope {header.X-Tenant}", false},
+		{"fixed", "scope fixed", true},
+		{"of the gateway", "scope {env.TENANT} {system.hostname}", true},
+		{"escaped", `scope "\{http.request.host\}"`, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "Caddyfile")
+			text := "{\nadmin off\n}\nhttp://localhost:1 {\nidempotency {\n" + test.scope + "\n}\nreverse_proxy localhost:2\n}\n"
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			output, err := exec.Command(caddyBinary, "validate", "--adapter", "caddyfile", "--config", file).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, output)
+			}
+			want := 0
+			if test.warned {
+				want = 1
+			}
+			if n := strings.Count(string(output), "all callers share one scope"); n != want {
+				t.Errorf("warned %d times, want %d: %s", n, want, output)
+			}
+		})
+	}
 }
 
 func TestNamespaces(t *testing.T) {
