@@ -507,7 +507,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // bypass passes a request on untouched.
 func bypass(w http.ResponseWriter, r *http.Request, repl *caddy.Replacer, next caddyhttp.Handler) error {
 	repl.Set(placeholderOutcome, string(outcomeBypass))
-	metrics.bypassed.Inc()
+	metrics.countRequest(outcomeBypass)
 	return next.ServeHTTP(w, r)
 }
 

@@ -31,7 +31,6 @@ type collectors struct {
 	// What the vectors above have, found at once.
 	byOutcome map[outcome]prometheus.Counter
 	byOp      map[string]storeMetrics
-	bypassed  prometheus.Counter // of byOutcome
 }
 
 // storeMetrics are those of one store operation.
@@ -74,28 +73,13 @@ func newCollectors() *collectors {
 	// hides it from rate().
 	c.byOutcome = make(map[outcome]prometheus.Counter)
 	for _, o := range outcomes {
-		c.byOutcome[o] = c.ofOutcome(o)
+		c.byOutcome[o] = c.requests.WithLabelValues(string(o))
 	}
-	c.bypassed = c.byOutcome[outcomeBypass]
 	c.byOp = make(map[string]storeMetrics)
 	for _, op := range idempotency.Operations() {
-		c.byOp[op] = c.ofOp(op)
+		c.byOp[op] = storeMetrics{c.storeDuration.WithLabelValues(op), c.storeErrors.WithLabelValues(op)}
 	}
 	return c
-}
-
-func (c *collectors) ofOutcome(o outcome) prometheus.Counter {
-	if known, ok := c.byOutcome[o]; ok {
-		return known
-	}
-	return c.requests.WithLabelValues(string(o))
-}
-
-func (c *collectors) ofOp(op string) storeMetrics {
-	if known, ok := c.byOp[op]; ok {
-		return known
-	}
-	return storeMetrics{c.storeDuration.WithLabelValues(op), c.storeErrors.WithLabelValues(op)}
 }
 
 // register adds the collectors to a configuration's registry.
@@ -111,10 +95,10 @@ func (c *collectors) register(registry *prometheus.Registry) error {
 	return nil
 }
 
-func (c *collectors) countRequest(o outcome) { c.ofOutcome(o).Inc() }
+func (c *collectors) countRequest(o outcome) { c.byOutcome[o].Inc() }
 
 func (c *collectors) observeStore(op string, took time.Duration, err error) {
-	of := c.ofOp(op)
+	of := c.byOp[op]
 	of.duration.Observe(took.Seconds())
 	if err != nil {
 		of.errors.Inc()
