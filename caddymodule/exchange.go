@@ -134,6 +134,9 @@ func (e *exchange) claim(engine *idempotency.Engine, key idempotency.Key, finger
 // handle_errors may pass the request on to another provider, without
 // protection.
 func (e *exchange) fail(err error) error {
+	if e.outcome == "" { // the store was not asked
+		e.note(outcomeFailed)
+	}
 	status := http.StatusInternalServerError
 	var withStatus caddyhttp.HandlerError
 	if errors.As(err, &withStatus) && withStatus.StatusCode != 0 {

@@ -441,13 +441,14 @@ const (
 	outcomeMissingKey     outcome = "missing_key"
 	outcomeTooLarge       outcome = "too_large"
 	outcomeStoreError     outcome = "store_error"
+	outcomeFailed         outcome = "failed" // ended in an error before the store was asked
 )
 
 // outcomes are all of them.
 var outcomes = []outcome{
 	outcomeBypass, outcomeAccepted, outcomeReplayed, outcomeInProgress, outcomeReuse, outcomeRefused,
 	outcomeUncertain, outcomeOutcomeUnknown, outcomeUnavailable, outcomeInvalidKey, outcomeMissingKey,
-	outcomeTooLarge, outcomeStoreError,
+	outcomeTooLarge, outcomeStoreError, outcomeFailed,
 }
 
 var problemOutcomes = map[idempotency.Code]outcome{

@@ -49,7 +49,7 @@ func newCollectors() *collectors {
 	}
 	c := &collectors{
 		requests: prometheus.NewCounterVec(counter("requests_total",
-			"Requests by what became of them; bypass has no key or another method."), []string{"outcome"}),
+			"Requests by what became of them; bypass has no key or another method, failed ended in an error before the store was asked."), []string{"outcome"}),
 		storeDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: namespace, Subsystem: subsystem, Name: "store_duration_seconds",
 			Help:    "How long store operations took, failed ones included.",

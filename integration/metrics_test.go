@@ -84,7 +84,7 @@ func (s series) outcomes() map[string]int {
 
 var allOutcomes = []string{
 	"bypass", "accepted", "replayed", "in_progress", "reuse", "refused", "uncertain", "outcome_unknown",
-	"unavailable", "invalid_key", "missing_key", "too_large", "store_error",
+	"unavailable", "invalid_key", "missing_key", "too_large", "store_error", "failed",
 }
 
 // Every series is there before anything has happened.
@@ -123,6 +123,7 @@ func TestMetricsOfEachOutcome(t *testing.T) {
 		idempotency: "max_request_body 1KiB\nmax_response_body 1KiB",
 	})
 	forwarding := startGateway(t, p.url, options{store: "redis " + redis.Address, idempotency: "require_key\non_store_error forward"})
+	unreachable := startGateway(t, freeAddress(t), options{})
 	large := strings.Repeat("x", 4<<10)
 	hold := newGate()
 	var first <-chan answer
@@ -141,6 +142,7 @@ func TestMetricsOfEachOutcome(t *testing.T) {
 		{"malformed key", g, nil, request{key: "a b", body: "y"}, "invalid_key"},
 		{"no key", forwarding, nil, request{body: "x"}, "missing_key"},
 		{"large upload", g, nil, request{key: "large", body: large}, "too_large"},
+		{"never sent", unreachable, nil, request{key: "n", body: "x"}, "refused"},
 		{"refusal", g, answerWith(422, nil, "no"), request{key: "r", body: "x"}, "refused"},
 		{"large refusal", g, answerWith(422, nil, large), request{key: "rl", body: "x"}, "refused"},
 		{"large acceptance", g, answerWith(202, nil, large), request{key: "al", body: "x"}, "accepted"},
@@ -178,6 +180,37 @@ func TestMetricsOfEachOutcome(t *testing.T) {
 	}
 	if s[storeErrors("claim")]+s[storeErrors("now")] == 0 {
 		t.Errorf("no store error is counted: %v", s)
+	}
+}
+
+// A request that fails before its key is claimed has an outcome, too: in the
+// metric, and in the access log.
+func TestMetricsOfFailures(t *testing.T) {
+	p := startProvider(t, nil)
+	const head = "POST /v1/videos HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: k\r\n"
+	for _, test := range []struct {
+		name    string
+		options options
+		raw     string
+		status  int
+	}{
+		{"broken upload", options{}, head + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
+		{"scope of nobody", options{idempotency: "scope {nobody.knows}"}, head + "Content-Length: 1\r\n\r\nx", 500},
+		{"key of nobody", options{idempotency: "key_header X-Key\nkey_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8 {nobody.knows}"}, head + "Content-Length: 1\r\n\r\nx", 500},
+		{"body taken", options{before: "tracing\nvars taken {http.request.body}", env: []string{"OTEL_TRACES_EXPORTER=none"}}, head + "Content-Length: 1\r\n\r\nx", 500},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			g := startGateway(t, p.url, test.options)
+			got := rawRequest(t, g, strings.Replace(test.raw, "localhost", strings.TrimPrefix(g.url, "http://"), 1))
+			p.want(t, 0)
+			if got.status != test.status {
+				t.Errorf("got %v, want %d", got, test.status)
+			}
+			if n := g.scrape(t).outcomes(); !maps.Equal(n, map[string]int{"failed": 1}) {
+				t.Errorf("the counters are %v, want one failed", n)
+			}
+			g.awaitLog(t, `"idempotency_outcome":"failed"`)
+		})
 	}
 }
 
