@@ -348,7 +348,11 @@ func (e *exchange) noteConclusion(c idempotency.Conclusion, reason string, statu
 			zap.String("record", string(e.id)), zap.Int("status", status))
 	case idempotency.ConcludedUnknown:
 		e.note(outcomeUncertain)
-		e.logger.Warn("outcome of a submit is unknown; repeats are refused until an operator decides",
+		repeats := "repeats are refused"
+		if e.policy.ResubmitUncertain {
+			repeats = "the next repeat is sent again"
+		}
+		e.logger.Warn("the outcome of a submit is unknown; "+repeats,
 			zap.String("record", string(e.id)), zap.String("reason", reason))
 	}
 }

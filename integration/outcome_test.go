@@ -379,6 +379,7 @@ func TestOnUncertainResubmit(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	p.want(t, 1)
+	g.awaitLog(t, `"the outcome of a submit is unknown; the next repeat is sent again"`)
 	p.now(nil)
 	if got := g.send(t, request{key: "k", body: "y"}); got.code() != "idempotency_key_reuse" {
 		t.Errorf("another body: %v", got)
