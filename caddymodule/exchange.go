@@ -124,7 +124,7 @@ func (e *exchange) claim(engine *idempotency.Engine, key idempotency.Key, finger
 		return nil, e.problem(*admission.Problem)
 	case admission.Replay != nil:
 		e.note(outcomeReplayed)
-		return nil, admission.Replay.Replay(e.w)
+		return nil, e.written(admission.Replay.Replay(e.w))
 	default:
 		return admission.Attempt, nil
 	}
@@ -295,7 +295,7 @@ func (e *exchange) answer(rec *recorder, result idempotency.Result, conclusion i
 		if result.TimedOut {
 			status = http.StatusGatewayTimeout
 		}
-		return problem.Write(e.w, e.format, status)
+		return e.written(problem.Write(e.w, e.format, status))
 	case idempotency.ConcludedNeverSent:
 		if err == nil {
 			err = caddyhttp.Error(http.StatusGatewayTimeout, errors.New("no connection to the provider"))
@@ -332,7 +332,16 @@ func serve(next caddyhttp.Handler, w http.ResponseWriter, r *http.Request) (cras
 
 func (e *exchange) problem(p idempotency.Problem) error {
 	e.note(problemOutcomes[p.Code])
-	return p.Write(e.w, e.format, 0)
+	return e.written(p.Write(e.w, e.format, 0))
+}
+
+// written takes the error of writing an answer. Like every other it does not go
+// to Caddy's error routes.
+func (e *exchange) written(err error) error {
+	if err != nil {
+		e.logger.Debug("an answer could not be written", zap.String("record", string(e.id)), zap.Error(err))
+	}
+	return nil
 }
 
 // noteConclusion notes and logs what an attempt came to.
