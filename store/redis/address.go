@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"strconv"
 	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -50,7 +51,7 @@ func ParseAddresses(addresses ...string) (Config, error) {
 func parseAddress(address string) (Config, error) {
 	if !strings.Contains(address, "://") {
 		// A host with a user would be looked up as it is, and be in the error.
-		if _, _, err := net.SplitHostPort(address); err != nil || strings.Contains(address, "@") {
+		if !isHostPort(address) || strings.Contains(address, "@") {
 			return Config{}, errors.New("is not host:port, redis://, rediss:// or unix://")
 		}
 		return Config{Network: "tcp", Addresses: []string{address}}, nil
@@ -65,6 +66,12 @@ func parseAddress(address string) (Config, error) {
 	u, err := url.Parse(address)
 	if err != nil {
 		return Config{}, errors.New("is not a valid URL")
+	}
+	if options.Network == "tcp" && !isHostPort(options.Addr) {
+		return Config{}, errors.New("has a port that is none: it is between 1 and 65535")
+	}
+	if options.DB < 0 {
+		return Config{}, errors.New("has a negative database")
 	}
 	for name := range u.Query() {
 		if name != "db" || u.Scheme != "unix" {
@@ -85,4 +92,14 @@ func parseAddress(address string) (Config, error) {
 		config.TLS.ServerName = ""
 	}
 	return config, nil
+}
+
+// isHostPort reports whether an address can be dialed, whatever its host is.
+func isHostPort(address string) bool {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && n > 0
 }
