@@ -142,6 +142,7 @@ func TestRefusedConfigurations(t *testing.T) {
 		"scope X-Api-Key":            {site("scope X-Api-Key"), "scope: X-Api-Key is the name"},
 		"scope Cookie":               {site("scope Cookie"), "scope: Cookie is the name"},
 		"scope env not set":          {site("scope {env.NOT_THERE_AT_ALL} {header.X-Tenant}"), "scope: evaluated placeholder {env.NOT_THERE_AT_ALL} is empty"},
+		"scope not closed":           {site("scope {http.request.header.Authorization"), "is not closed"},
 		"scope env empty":            {site("scope tenant-{env.EMPTY}"), "scope: evaluated placeholder {env.EMPTY} is empty"},
 		"scope of the body":          {site("scope {header.Authorization} {http.request.body}"), "scope: {http.request.body}"},
 		"key_from without text":      {site("key_from 6ba7b811-9dad-11d1-80b4-00c04fd430c8"), "key_from: wrong argument count"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -261,6 +262,9 @@ func (h *Handler) configureScope(repl *caddy.Replacer) error {
 		}
 		if readsBody(value) {
 			return fmt.Errorf("scope: %w", errReadsBody)
+		}
+		if bare := strings.NewReplacer(`\{`, "", `\}`, "").Replace(value); strings.Count(bare, "{") != strings.Count(bare, "}") {
+			return fmt.Errorf("scope: %q has a placeholder that is not closed", value)
 		}
 		switch field := http.CanonicalHeaderKey(value); field {
 		case "Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "Api-Key", "X-Auth-Token":
