@@ -95,6 +95,13 @@ func (f *fakeServer) count(name string) int {
 	return n
 }
 
+// opened returns how many connections there were.
+func (f *fakeServer) opened() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.connections)
+}
+
 func readCommand(r *bufio.Reader) ([]string, error) {
 	n, err := readLength(r, '*')
 	if err != nil {

@@ -39,6 +39,20 @@ type health struct {
 	servers map[string]said
 }
 
+// names returns the servers of which something is known.
+func (h *health) names() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Collect(maps.Keys(h.servers))
+}
+
+// known reports whether anything is known of a server.
+func (h *health) known() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.servers) > 0
+}
+
 // said is what one server last said.
 type said struct {
 	runID  string
@@ -75,6 +89,7 @@ func (s *Store) Findings() []Finding {
 func (s *Store) Inspect(ctx context.Context) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, 2*s.config.Timeout)
 	defer cancel()
+	before := s.health.names()
 	var mu sync.Mutex
 	found := map[string][]Finding{}
 	failed := func(err error) []Finding {
@@ -96,7 +111,7 @@ func (s *Store) Inspect(ctx context.Context) []Finding {
 		found[name] = failed(err)
 		s.note(name, "", found[name])
 	} else {
-		s.keepOnly(found)
+		s.forget(slices.DeleteFunc(before, func(name string) bool { _, still := found[name]; return still }))
 	}
 
 	var all []Finding
@@ -145,13 +160,28 @@ func (s *Store) fit(ctx context.Context) error {
 	if !s.config.Strict {
 		return nil
 	}
-	s.health.mu.Lock()
-	known := len(s.health.servers) > 0
-	s.health.mu.Unlock()
-	if !known {
-		s.Inspect(ctx)
+	if err := s.firstLook(ctx); err != nil {
+		return err
 	}
 	return s.refusal()
+}
+
+// firstLook asks the servers if nothing is known of them. Of many that come at
+// once one asks, and the others wait for it as long as they may.
+func (s *Store) firstLook(ctx context.Context) error {
+	if s.health.known() {
+		return nil
+	}
+	select {
+	case s.looking <- struct{}{}:
+		defer func() { <-s.looking }()
+	case <-ctx.Done():
+		return fmt.Errorf("redis: wait for what the servers say of themselves: %w", ctx.Err())
+	}
+	if !s.health.known() {
+		s.Inspect(ctx)
+	}
+	return nil
 }
 
 // refusal returns the first finding that strict refuses, as an error.
@@ -349,15 +379,13 @@ func (s *Store) report(f Finding, present bool) {
 	}
 }
 
-// keepOnly forgets the servers that are no longer part of the deployment.
-func (s *Store) keepOnly(found map[string][]Finding) {
+// forget forgets servers that are no longer part of the deployment.
+func (s *Store) forget(names []string) {
 	s.health.mu.Lock()
-	var gone []said
-	for name, server := range s.health.servers {
-		if _, still := found[name]; !still {
-			gone = append(gone, server)
-			delete(s.health.servers, name)
-		}
+	gone := make([]said, len(names))
+	for i, name := range names {
+		gone[i] = s.health.servers[name]
+		delete(s.health.servers, name)
 	}
 	s.health.mu.Unlock()
 	for _, server := range gone {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,6 +211,117 @@ func TestStrictRecovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	redistest.Await(t, "claims to be granted", func() bool { _, err := claim(store, "granted"); return err == nil })
+}
+
+// What a server says on its first connection counts, also if it has joined the
+// Cluster while the others were being asked.
+func TestServerJoinsDuringInspect(t *testing.T) {
+	const sound = "aof_enabled:1\r\naof_last_write_status:ok\r\n"
+	answers := func(info func() string, otherwise func(command []string) string) func([]string) (string, bool) {
+		return func(command []string) (string, bool) {
+			switch command[0] {
+			case "info":
+				return bulk(info()), false
+			case "config":
+				return array(bulk("appendfsync"), bulk("always")), false
+			default:
+				return otherwise(command), false
+			}
+		}
+	}
+	asked, released := make(chan struct{}), make(chan struct{})
+	var hold atomic.Bool
+	joined := startFakeServer(t, "7.2.0", "cluster", answers(func() string { return "aof_enabled:0\r\n" },
+		func([]string) string { return "-ERR not now\r\n" }))
+	var first *fakeServer
+	first = startFakeServer(t, "7.2.0", "cluster", answers(func() string {
+		if hold.CompareAndSwap(true, false) {
+			close(asked)
+			<-released
+		}
+		return sound
+	}, func(command []string) string {
+		if command[0] == "cluster" {
+			return slotsOf(first.address)
+		}
+		return "-MOVED 0 " + joined.address + "\r\n"
+	}))
+	store := newStore(t, redis.Config{Addresses: []string{first.address}, Cluster: true, Timeout: 20 * time.Second})
+	ctx := context.Background()
+	if findings := store.Inspect(ctx); len(findings) == 0 || len(store.Findings()) != 0 {
+		t.Fatalf("the first server says %+v", findings)
+	}
+	hold.Store(true)
+	inspected := make(chan struct{})
+	go func() {
+		defer close(inspected)
+		store.Inspect(ctx)
+	}()
+	<-asked
+	// It goes to the server that has joined.
+	if err := complete(store, idempotency.Claim{ID: idempotency.NewRecordID("", nil, "k")}); err == nil {
+		t.Error("a completion that both servers refuse gave no error")
+	}
+	close(released)
+	<-inspected
+	if f := store.Findings(); len(f) == 0 || f[0].Server != joined.address || !f[0].Refused {
+		t.Errorf("the findings are %+v, want that the server that has joined has no append-only file", f)
+	}
+}
+
+// However many claims come first, the servers are asked once for all of them.
+func TestFirstClaimsShareALook(t *testing.T) {
+	const claims = 20
+	f := startFakeServer(t, "7.2.0", "standalone", nil)
+	hello := f.answer
+	f.answer = func(command []string) (string, bool) {
+		switch command[0] {
+		case "hello":
+			return hello(command)
+		case "info":
+			return bulk("aof_enabled:1\r\naof_last_write_status:ok\r\n"), false
+		case "config":
+			return array(bulk("appendfsync"), bulk("always")), false
+		default:
+			return "-ERR not now\r\n", false
+		}
+	}
+	store := newStore(t, redis.Config{Addresses: []string{f.address}, Strict: true, Timeout: 20 * time.Second})
+	var wg sync.WaitGroup
+	for i := range claims {
+		wg.Go(func() {
+			if _, err := claim(store, fmt.Sprint(i)); !errors.Is(err, idempotency.ErrNotApplied) {
+				t.Errorf("Claim gave %v, want ErrNotApplied", err)
+			}
+		})
+	}
+	wg.Wait()
+	// Each connection is asked when it is new, and Watch looks once.
+	if looks := f.count("info") - f.opened(); looks > 2 {
+		t.Errorf("%d claims and Watch looked %d times, want 2", claims, looks)
+	}
+}
+
+// A claim waits for another's first look no longer than its own time.
+func TestFirstLookIsBounded(t *testing.T) {
+	released := make(chan struct{})
+	f := startFakeServer(t, "7.2.0", "standalone", func([]string) (string, bool) {
+		<-released
+		return "-ERR not now\r\n", false
+	})
+	store := newStore(t, redis.Config{Addresses: []string{f.address}, Strict: true, Timeout: time.Minute})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(released)
+	wg.Go(func() { _, _ = claim(store, "first") })
+	redistest.Await(t, "Watch and the first claim to look", func() bool { return f.count("info") == 2 })
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	c := idempotency.Claim{ID: idempotency.NewRecordID("", nil, "k"), Token: idempotency.NewToken()}
+	_, err := store.Claim(ctx, c)
+	if !errors.Is(err, idempotency.ErrNotApplied) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Claim gave %v, want ErrNotApplied and DeadlineExceeded", err)
+	}
 }
 
 // A store with strict knows the server before its first claim counts, also if

@@ -83,6 +83,7 @@ type Store struct {
 	client goredis.UniversalClient
 
 	health    health
+	looking   chan struct{} // has an element while a first claim asks the servers
 	unfit     chan struct{} // tells Watch of a new refusal that a connection has found
 	watchOnce sync.Once
 	watching  sync.WaitGroup
@@ -107,7 +108,7 @@ func New(config Config) *Store {
 	if config.CheckInterval <= 0 {
 		config.CheckInterval = DefaultCheckInterval
 	}
-	s := &Store{config: config, prefix: config.Prefix + ":", unfit: make(chan struct{}, 1)}
+	s := &Store{config: config, prefix: config.Prefix + ":", looking: make(chan struct{}, 1), unfit: make(chan struct{}, 1)}
 	s.closed, s.close = context.WithCancel(context.Background())
 	s.client = s.connect()
 	return s
