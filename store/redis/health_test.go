@@ -211,6 +211,10 @@ func TestStrictRecovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	redistest.Await(t, "claims to be granted", func() bool { _, err := claim(store, "granted"); return err == nil })
+	redistest.Await(t, "the append-only file, without which the server does not end", func() bool {
+		info := server.Client.Info(ctx, "persistence").Val()
+		return strings.Contains(info, "aof_rewrite_in_progress:0") && strings.Contains(info, "aof_rewrite_scheduled:0")
+	})
 }
 
 // What a server says on its first connection counts, also if it has joined the
