@@ -31,11 +31,11 @@ func TestWait(t *testing.T) {
 		waiting = append(waiting, same.sendLater(t, r))
 	}
 	awaitWaiting(t, same, duplicates)
-	reads := getCalls(t, redis)
+	reads := scriptsThatOnlyRead(t, redis)
 	// The lease of the first is a third over before anything is asked of Redis.
 	quiet := time.Now().Add(500 * time.Millisecond)
 	await(t, "half a second", func() bool { return time.Now().After(quiet) })
-	if n := getCalls(t, redis) - reads; n != 0 {
+	if n := scriptsThatOnlyRead(t, redis) - reads; n != 0 {
 		t.Errorf("%d reads while duplicates wait on the gateway of the first", n)
 	}
 	for range duplicates {
@@ -202,10 +202,11 @@ func awaitWaiting(t testing.TB, g *gateway, n int) {
 	})
 }
 
-// getCalls counts the reads that scripts did not do.
-func getCalls(t testing.TB, redis *redistest.Server) int {
+// scriptsThatOnlyRead counts them: claims that were not granted, and reads.
+func scriptsThatOnlyRead(t testing.TB, redis *redistest.Server) int {
 	t.Helper()
-	return commandCalls(t, redis)["get"] - commandCalls(t, redis)["evalsha"]
+	calls := commandCalls(t, redis)
+	return calls["evalsha"] - calls["set"]
 }
 
 // A duplicate that has waited is known to be one: on_store_error forward does

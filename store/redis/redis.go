@@ -253,25 +253,23 @@ func (s *Store) call(ctx context.Context, sc script, id idempotency.RecordID, to
 	return a, err
 }
 
-// Get implements idempotency.Store.
+// Get implements idempotency.Store. The reply to a plain GET would not name the
+// record that it is of.
 func (s *Store) Get(ctx context.Context, id idempotency.RecordID) (idempotency.Record, bool, error) {
-	client := s.current()
-	value, err := client.Get(ctx, s.key(id)).Bytes()
-	s.mind(ctx, client, err)
-	if errors.Is(err, goredis.Nil) {
-		return idempotency.Record{}, false, nil
-	}
-	if goredis.HasErrorPrefix(err, "WRONGTYPE") {
-		return idempotency.Record{}, false, fmt.Errorf("%w: redis: %w", idempotency.ErrUnreadable, err)
-	}
+	a, err := s.call(ctx, getScript, id, idempotency.NewToken())
 	if err != nil {
-		return idempotency.Record{}, false, translate(err)
-	}
-	var r idempotency.Record
-	if err := r.UnmarshalBinary(value); err != nil {
 		return idempotency.Record{}, false, err
 	}
-	return r, true, nil
+	var r idempotency.Record
+	switch a.result {
+	case "absent":
+		return r, false, nil
+	case "found":
+		err := r.UnmarshalBinary([]byte(a.record))
+		return r, err == nil, err
+	default:
+		return r, false, errForeignReply
+	}
 }
 
 // Close ends Watch and closes all connections.

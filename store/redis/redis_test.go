@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -367,5 +368,48 @@ func TestDecideOverMaxmemory(t *testing.T) {
 		if reply, err := decide(c); err != nil || !reply.Applied {
 			t.Errorf("the decision gave %+v, %v", reply, err)
 		}
+	}
+}
+
+// A reply that does not name the record that was asked for, and the question, is
+// an error, and the connection is not used again: it is never another record,
+// and never absence.
+func TestGetOutOfStep(t *testing.T) {
+	now := bulk(strconv.FormatInt(time.Now().UnixMilli(), 10))
+	for name, answer := range map[string]func(key, token string) string{
+		"nothing": func(string, string) string { return "$-1\r\n" },
+		"a text":  func(string, string) string { return bulk("OK") },
+		"another record": func(key, token string) string {
+			return array(bulk("get"), bulk(key[:len(key)-1]+"-"), bulk(token), now, bulk("absent"))
+		},
+		"an earlier question": func(key, _ string) string {
+			return array(bulk("get"), bulk(key), bulk(strings.Repeat("x", 16)), now, bulk("absent"))
+		},
+		"another script": func(key, token string) string {
+			return array(bulk("renew"), bulk(key), bulk(token), now, bulk("absent"))
+		},
+		"a result that get has not": func(key, token string) string {
+			return array(bulk("get"), bulk(key), bulk(token), now, bulk("applied"))
+		},
+		"a record that is not there": func(key, token string) string { return array(bulk("get"), bulk(key), bulk(token), now, bulk("found")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startFakeServer(t, "7.2.0", "standalone", func(command []string) (string, bool) {
+				switch command[0] {
+				case "evalsha":
+					return answer(command[3], command[4]), false
+				case "get":
+					return "$-1\r\n", false
+				default:
+					return "-NOPERM no\r\n", false
+				}
+			})
+			store := newStore(t, redis.Config{Addresses: []string{f.address}, Timeout: 5 * time.Second})
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			if _, found, err := store.Get(ctx, keyID("k")); err == nil || found {
+				t.Errorf("Get gave found %t, error %v; want an error", found, err)
+			}
+		})
 	}
 }

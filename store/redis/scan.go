@@ -101,7 +101,9 @@ func (s *Store) primaries(ctx context.Context) ([]*goredis.Client, error) {
 // than itself.
 var globEscape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
 
-// readHeaders reads the headers of the records among the keys into the page.
+// readHeaders reads the headers of the records among the keys into the page. The
+// replies do not name their records: a script for each would keep the server
+// from its work for longer, and nothing is decided by a header.
 func (s *Store) readHeaders(ctx context.Context, client goredis.UniversalClient, keys []string, page *idempotency.ScanPage) error {
 	pipe := client.Pipeline()
 	var ids []idempotency.RecordID

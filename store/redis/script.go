@@ -33,11 +33,16 @@ var (
 	decideCompleteLua string
 	//go:embed lua/decide_release.lua
 	decideReleaseLua string
+	//go:embed lua/get.lua
+	getLua string
 )
 
 // allowOOM lets a script write on a server that is over maxmemory: a full
 // server may refuse a claim, never an acceptance.
 const allowOOM = "#!lua flags=allow-oom\n"
+
+// noWrites lets a script run where nothing may be written.
+const noWrites = "#!lua flags=no-writes\n"
 
 var (
 	claimScript     = awaited(newScript("claim", recordLua+claimLua))
@@ -48,6 +53,8 @@ var (
 
 	decideCompleteScript = newScript("decide_complete", allowOOM+recordLua+decideCompleteLua)
 	decideReleaseScript  = newScript("decide_release", allowOOM+recordLua+decideReleaseLua)
+
+	getScript = newScript("get", noWrites+recordLua+getLua)
 )
 
 // script is a Lua script and its name on the server. go-redis's own Script is
