@@ -182,7 +182,8 @@ type pooledEngine struct {
 func (e pooledEngine) Destruct() error { return e.Close() }
 
 func (s *sharedEngine) load() (pooledEngine, error) {
-	value, _, err := engines.LoadOrNew(s.key, func() (caddy.Destructor, error) {
+	key := s.key
+	value, _, err := engines.LoadOrNew(key, func() (caddy.Destructor, error) {
 		store, err := s.store.Open()
 		if err != nil {
 			return nil, err
@@ -192,22 +193,31 @@ func (s *sharedEngine) load() (pooledEngine, error) {
 			StoreTimeout: s.store.OperationTimeout(),
 			Observer:     observer{},
 			// As long as the engine works by itself, it counts as a user.
-			Hold: func() func() {
-				if err := s.acquire(); err != nil {
-					return func() {}
-				}
-				return func() {
-					if err := s.release(); err != nil {
-						log().Error("closing store", zap.Error(err))
-					}
-				}
-			},
+			Hold: func() func() { return hold(key) },
 		})}, nil
 	})
 	if err != nil {
 		return pooledEngine{}, err
 	}
 	return value.(pooledEngine), nil
+}
+
+// hold adds a user to an engine that has one, for as long as it works by itself.
+func hold(key string) (done func()) {
+	_, _, err := engines.LoadOrNew(key, func() (caddy.Destructor, error) { return nil, errNoUser })
+	if err != nil {
+		return func() {}
+	}
+	return func() { letGo(key) }
+}
+
+var errNoUser = errors.New("the engine is closed")
+
+// letGo takes a user away who has nobody to tell of an error.
+func letGo(key string) {
+	if _, err := engines.Delete(key); err != nil {
+		log().Error("closing store", zap.Error(err))
+	}
 }
 
 // watch lets the store watch over its server, if it can. Somebody has to know
@@ -250,11 +260,7 @@ func (s *sharedEngine) use() (*idempotency.Engine, func(), error) {
 	if err != nil {
 		return nil, nil, errors.Join(idempotency.ErrStoreUnavailable, err)
 	}
-	return engine.Engine, func() {
-		if err := s.release(); err != nil {
-			log().Error("closing store", zap.Error(err))
-		}
-	}, nil
+	return engine.Engine, func() { letGo(s.key) }, nil
 }
 
 // Interface guards
