@@ -20,8 +20,8 @@ import (
 
 var listingRecords = flag.Int("listing.records", 20000, "how many records TestListingOfMany has; try a million")
 
-// An operator gets a thousand unknown submits out of a million others in less
-// than ten seconds, and callers do not notice.
+// An operator gets a thousand unknown submits out of a million others at the
+// cost of a thousand, and callers do not notice.
 func TestListingOfMany(t *testing.T) {
 	const unknown = 1000
 	t.Run("redis", func(t *testing.T) {
@@ -145,8 +145,10 @@ func listMany(t *testing.T, store string, unknown int) {
 	if !slices.IsSortedFunc(l.Records, func(a, b record) int { return a.CreatedAt.Compare(b.CreatedAt) }) {
 		t.Error("the listing is not in the order of age")
 	}
-	if took > 10*time.Second {
-		t.Errorf("the listing took %s", took)
+	// The others cost no more than a look at their header. A scan of Redis may
+	// show a record twice.
+	if gets := g.scrape(t)[storeCalls("get")]; gets > float64(unknown)*1.1 {
+		t.Errorf("the listing has read %v records, want %d", gets, unknown)
 	}
 	slices.Sort(before)
 	slices.Sort(during)

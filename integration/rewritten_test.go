@@ -194,8 +194,7 @@ func TestReplayAndErrorRoutes(t *testing.T) {
 	}
 }
 
-// A submit is not upgraded, and a record that cannot be read is not a store
-// that is away.
+// A submit is not upgraded: it is answered.
 func TestSubmitIsNotUpgraded(t *testing.T) {
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
