@@ -227,7 +227,7 @@ func (e *exchange) forward(attempt *idempotency.Attempt) error {
 		e.noteConclusion(conclusion, reason, rec.status)
 		e.traceConclusion(span, began, attempt, conclusion, reason)
 		if conclusion == idempotency.ConcludedUnknown {
-			idempotency.Problem{Code: idempotency.CodeOutcomeUnknown}.Mark(rec.sent)
+			idempotency.OutcomeUnknown(e.id).Mark(rec.sent)
 		}
 	}
 
@@ -285,7 +285,7 @@ func (e *exchange) answer(rec *recorder, result idempotency.Result, conclusion i
 	}
 	switch conclusion {
 	case idempotency.ConcludedUnknown:
-		problem := idempotency.Problem{Code: idempotency.CodeOutcomeUnknown, Detail: "Record: " + string(e.id) + "."}
+		problem := idempotency.OutcomeUnknown(e.id)
 		if result.Whole && result.Status != 0 {
 			problem.Mark(rec.sent)
 			rec.flushAll()

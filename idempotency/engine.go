@@ -268,7 +268,8 @@ func (e *Engine) repeat(id RecordID, s *seal, reply *ClaimReply) (Admission, err
 			RetryAfter: retryAfterInProgress(reply.Now.Sub(r.ChangedAt), r.LeaseUntil.Sub(reply.Now)),
 		}}, nil
 	case Uncertain:
-		return Admission{Problem: &Problem{Code: CodeOutcomeUnknown, Detail: recordDetail(id)}}, nil
+		problem := OutcomeUnknown(id)
+		return Admission{Problem: &problem}, nil
 	default:
 		return Admission{}, fmt.Errorf("%w: the record in the way is %s", ErrStoreUnavailable, state)
 	}

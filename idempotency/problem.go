@@ -79,6 +79,12 @@ var problemKinds = map[Code]problemKind{
 // a section for each code.
 const problemTypePrefix = "https://github.com/caddy-idempotency/caddy-idempotency#"
 
+// OutcomeUnknown is what a submit is told whose outcome is not known. It names
+// the record, for the operator.
+func OutcomeUnknown(id RecordID) Problem {
+	return Problem{Code: CodeOutcomeUnknown, Detail: recordDetail(id)}
+}
+
 // Status returns the HTTP status of the problem in the given format.
 func (p Problem) Status(format ProblemFormat) int {
 	kind := problemKinds[p.Code]
