@@ -188,7 +188,7 @@ func (rec *recorder) own() http.Header {
 // whole reports whether the body has the length that was announced.
 func (rec *recorder) whole() bool {
 	announced := rec.sent.Get("Content-Length")
-	if announced == "" || rec.streaming || rec.status == http.StatusNoContent || rec.status == http.StatusNotModified {
+	if announced == "" || rec.streaming || !idempotency.BodyAllowed(rec.status) {
 		return true
 	}
 	n, err := strconv.ParseInt(announced, 10, 64)

@@ -65,17 +65,22 @@ func isRateLimit(name string) bool {
 	return strings.Contains(name, "ratelimit") || strings.Contains(name, "rate-limit")
 }
 
+// BodyAllowed reports whether an answer with a final status may have a body
+// (RFC 9110 section 6.4.1).
+func BodyAllowed(status int) bool {
+	return status != http.StatusNoContent && status != http.StatusNotModified
+}
+
 // Replay sends a stored answer.
 func (a Answer) Replay(w http.ResponseWriter) error {
 	header := w.Header()
 	maps.Copy(header, a.Header)
 	header.Set(HeaderReplayed, "true")
-	bodyless := a.Status == http.StatusNoContent || a.Status == http.StatusNotModified
-	if !bodyless {
+	if BodyAllowed(a.Status) {
 		header.Set("Content-Length", strconv.Itoa(len(a.Body)))
 	}
 	w.WriteHeader(a.Status)
-	if bodyless || len(a.Body) == 0 {
+	if !BodyAllowed(a.Status) || len(a.Body) == 0 {
 		return nil // what a handler wrote after a 204 was not sent the first time, either
 	}
 	_, err := w.Write(a.Body)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 )
 
@@ -161,7 +160,7 @@ func (a Answer) Validate() error {
 	if a.Status < 200 || a.Status > 599 {
 		return fmt.Errorf("status %d is not a final HTTP status", a.Status)
 	}
-	if (a.Status == http.StatusNoContent || a.Status == http.StatusNotModified) && len(a.Body) > 0 {
+	if !BodyAllowed(a.Status) && len(a.Body) > 0 {
 		return fmt.Errorf("an answer with status %d has no body", a.Status)
 	}
 	return nil
