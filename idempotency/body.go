@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 )
 
-// MaxBodyInMemory is how many bytes of a request body are held in memory;
+// maxBodyInMemory is how many bytes of a request body are held in memory;
 // a longer one goes to an unlinked temporary file.
-const MaxBodyInMemory = 1 << 20
+const maxBodyInMemory = 1 << 20
 
 // BodyMemory is a budget of memory for request bodies, shared by all requests
 // that are held at a time. Bodies that do not fit go to temporary files. The zero
@@ -66,7 +66,7 @@ func ReadBody(r io.Reader, declared, maximum int64, budget *BodyMemory, tee io.W
 	// that just fits.
 	limited := io.TeeReader(io.LimitReader(r, min(maximum, math.MaxInt64-1)+1), tee)
 
-	room := int64(MaxBodyInMemory)
+	room := int64(maxBodyInMemory)
 	if declared >= 0 {
 		room = min(room, declared)
 	}

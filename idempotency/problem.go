@@ -16,8 +16,8 @@ const (
 	HeaderError = "Idempotency-Error"
 	// HeaderReplayed is "true" on a replay.
 	HeaderReplayed = "Idempotency-Replayed"
-	// HeaderShouldRetry is read by several SDKs: "false" stops their retries.
-	HeaderShouldRetry = "X-Should-Retry"
+	// headerShouldRetry is read by several SDKs: "false" stops their retries.
+	headerShouldRetry = "X-Should-Retry"
 )
 
 // ProblemFormat is the shape of the gateway's own answers.
@@ -153,7 +153,7 @@ func (p Problem) Mark(header http.Header) {
 	header.Set(HeaderError, string(p.Code))
 	header.Set("Cache-Control", "no-store")
 	if problemKinds[p.Code].noRetry {
-		header.Set(HeaderShouldRetry, "false")
+		header.Set(headerShouldRetry, "false")
 	}
 	if p.RetryAfter > 0 {
 		header.Set("Retry-After", strconv.Itoa(int(math.Ceil(p.RetryAfter.Seconds()))))
