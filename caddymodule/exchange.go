@@ -213,7 +213,7 @@ func (e *exchange) forward(attempt *idempotency.Attempt) error {
 			f.follow(e.r.Context())
 			result.Whole, result.BodyNotKept = true, true
 			if e.policy.Classify(result) == idempotency.ConcludedUnknown {
-				idempotency.Problem{Code: idempotency.CodeOutcomeUnknown}.Mark(rec.sent)
+				idempotency.OutcomeUnknown(e.id).Mark(rec.sent)
 			}
 			return
 		}
