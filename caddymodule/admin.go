@@ -212,6 +212,8 @@ type listDocument struct {
 	NextCursor string                 `json:"next_cursor,omitempty"`
 	Counts     countsDocument         `json:"counts"`
 	Unreadable []idempotency.RecordID `json:"unreadable,omitempty"`
+	// UnreadableCount is more than the ids above if there are many.
+	UnreadableCount int `json:"unreadable_count,omitempty"`
 }
 
 func listRecords(w http.ResponseWriter, r *http.Request) error {
@@ -232,7 +234,8 @@ func listRecords(w http.ResponseWriter, r *http.Request) error {
 				InProgress: listing.Counts[idempotency.InProgress],
 				Completed:  listing.Counts[idempotency.Completed],
 			},
-			Unreadable: listing.Unreadable,
+			Unreadable:      listing.Unreadable,
+			UnreadableCount: listing.UnreadableCount,
 		}
 		for i, v := range listing.Views {
 			document.Records[i] = newRecordDocument(v)

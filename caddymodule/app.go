@@ -141,18 +141,24 @@ func (a *App) drain() {
 	alive, unstored := engine.Drain(ctx)
 	if len(alive) > 0 {
 		a.logger.Warn("stopping while submits are running; their outcome is unknown",
-			zap.Int("count", len(alive)), zap.Any("records", alive))
+			zap.Int("count", len(alive)), zap.Any("records", first(alive)))
 		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 		defer cancel()
 		if left := engine.Abandon(ctx); len(left) > 0 {
 			a.logger.Error("stopping while that is not stored; repeats are told of a submit in progress until its lease is over",
-				zap.Int("count", len(left)), zap.Any("records", left))
+				zap.Int("count", len(left)), zap.Any("records", first(left)))
 		}
 	}
 	if len(unstored) > 0 {
 		a.logger.Error("stopping while outcomes are not stored; they are unknown once their lease is over",
-			zap.Int("count", len(unstored)), zap.Any("records", unstored))
+			zap.Int("count", len(unstored)), zap.Any("records", first(unstored)))
 	}
+}
+
+// first are as many records as one line of the log has room for.
+func first(records []idempotency.RecordID) []idempotency.RecordID {
+	const most = 100
+	return records[:min(len(records), most)]
 }
 
 // engines has the engine of each store that a configuration uses or an attempt

@@ -138,6 +138,9 @@ func list(client *adminClient, fl caddycmd.Flags) error {
 	for _, id := range page.Unreadable {
 		fmt.Fprintf(os.Stderr, "record %s cannot be read by this gateway\n", id)
 	}
+	if more := page.UnreadableCount - len(page.Unreadable); more > 0 {
+		fmt.Fprintf(os.Stderr, "and %d more cannot be read\n", more)
+	}
 	if page.NextCursor != "" {
 		fmt.Fprintf(os.Stderr, "there are more: --cursor %s\n", page.NextCursor)
 	}

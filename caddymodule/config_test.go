@@ -142,6 +142,8 @@ func TestRefusedConfigurations(t *testing.T) {
 		"scope X-Api-Key":            {site("scope X-Api-Key"), "scope: X-Api-Key is the name"},
 		"scope Cookie":               {site("scope Cookie"), "scope: Cookie is the name"},
 		"scope env not set":          {site("scope {env.NOT_THERE_AT_ALL} {header.X-Tenant}"), "scope: evaluated placeholder {env.NOT_THERE_AT_ALL} is empty"},
+		"lease too long":             {site("lease 25h"), "lease: it is 25h0m0s, and may be 24h0m0s at most"},
+		"retention too long":         {site("retention 3651d"), "retention: it is 87624h0m0s, and may be 87600h0m0s at most"},
 		"scope not closed":           {site("scope {http.request.header.Authorization"), "is not closed"},
 		"scope env empty":            {site("scope tenant-{env.EMPTY}"), "scope: evaluated placeholder {env.EMPTY} is empty"},
 		"scope of the body":          {site("scope {header.Authorization} {http.request.body}"), "scope: {http.request.body}"},

@@ -71,11 +71,12 @@ type Handler struct {
 	// 499 never do. Default: 4xx and 503.
 	RefusedStatus []string `json:"refused_status,omitempty"`
 
-	// How long a record lives after its last change. Default: 24h.
+	// How long a record lives after its last change. At most ten years. Default:
+	// 24h.
 	Retention Duration `json:"retention,omitempty"`
 
 	// How long a submit is believed to be running if its gateway is not heard
-	// of. At least 100ms. Default: 30s.
+	// of. At least 100ms, at most 24h. Default: 30s.
 	Lease Duration `json:"lease,omitempty"`
 
 	// How long the provider may take to answer. Default: 5m.
@@ -329,7 +330,9 @@ func checkField(option, name string) error {
 
 const (
 	minLease     = 100 * time.Millisecond
+	maxLease     = 24 * time.Hour
 	minRetention = time.Second
+	maxRetention = 10 * 365 * 24 * time.Hour
 )
 
 func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
@@ -383,11 +386,17 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 	if h.policy.Lease < minLease {
 		return fmt.Errorf("lease: it is %s, and must be %s at least", h.policy.Lease, minLease)
 	}
+	if h.policy.Lease > maxLease {
+		return fmt.Errorf("lease: it is %s, and may be %s at most", h.policy.Lease, maxLease)
+	}
 	if h.policy.Retention, err = h.Retention.resolve(repl, "retention", h.policy.Retention); err != nil {
 		return err
 	}
 	if h.policy.Retention < minRetention {
 		return fmt.Errorf("retention: it is %s, and must be %s at least", h.policy.Retention, minRetention)
+	}
+	if h.policy.Retention > maxRetention {
+		return fmt.Errorf("retention: it is %s, and may be %s at most", h.policy.Retention, maxRetention)
 	}
 	if h.JobID != "" {
 		if h.policy.JobID, err = idempotency.ParsePointer(h.JobID); err != nil {

@@ -83,7 +83,7 @@ function again() {
 	list();
 }
 
-function showList({ records, counts, next_cursor: next, unreadable = [] }) {
+function showList({ records, counts, next_cursor: next, unreadable = [], unreadable_count: unread = 0 }) {
 	for (const state of Object.keys(stateNames)) {
 		const count = element(`count-${state}`);
 		if (count.textContent !== String(counts[state])) count.textContent = counts[state];
@@ -91,7 +91,7 @@ function showList({ records, counts, next_cursor: next, unreadable = [] }) {
 	element('more').hidden = !next || limit >= most;
 	const caption = [records.length === 1 ? '1 record, ' : `${records.length} records, `, 'the oldest first'];
 	if (next) caption.push(limit >= most ? '; there are more: filter them' : '; there are more');
-	if (unreadable.length) caption.push(`; unreadable: ${unreadable.join(', ')}`);
+	if (unread) caption.push(`; ${unread} unreadable: ${unreadable.join(', ')}${unread > unreadable.length ? ', …' : ''}`);
 	element('caption').textContent = caption.join('');
 
 	const now = JSON.stringify(records);
