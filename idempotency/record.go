@@ -148,7 +148,7 @@ func (r *Record) UnmarshalBinary(data []byte) error {
 	if ms := milliseconds(74); ms < 0 || ms > math.MaxInt64/int64(time.Millisecond) {
 		return fmt.Errorf("%w: its retention is no duration", ErrUnreadable)
 	}
-	*r = Record{
+	record := Record{
 		State:       state,
 		Resubmitted: resubmitted,
 		Token:       Token(data[2:18]),
@@ -157,10 +157,23 @@ func (r *Record) UnmarshalBinary(data []byte) error {
 		ChangedAt:   time.UnixMilli(milliseconds(58)),
 		LeaseUntil:  time.UnixMilli(milliseconds(66)),
 		Retention:   time.Duration(milliseconds(74)) * time.Millisecond,
-		Payload:     append([]byte(nil), data[RecordHeaderSize:]...),
 	}
+	for _, t := range []time.Time{record.CreatedAt, record.ChangedAt, record.LeaseUntil, record.ExpiresAt()} {
+		if t.Before(firstTime) || t.After(lastTime) {
+			return fmt.Errorf("%w: it has a time that is no date", ErrUnreadable)
+		}
+	}
+	record.Payload = append([]byte(nil), data[RecordHeaderSize:]...)
+	*r = record
 	return nil
 }
+
+// The times that a record may have are those that RFC 3339 can write: years 0
+// to 9999.
+var (
+	firstTime = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)
+	lastTime  = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC).Add(-time.Millisecond)
+)
 
 // Details is what a record tells people, and what a replay is made of.
 type Details struct {

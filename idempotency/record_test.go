@@ -319,3 +319,48 @@ func TestDecodeDetailsNull(t *testing.T) {
 		}
 	}
 }
+
+// A time that no date can say is not read: it could not be shown to anybody.
+func TestRecordTimesUnreadable(t *testing.T) {
+	ms := func(year int) int64 { return time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli() }
+	hour := time.Hour.Milliseconds()
+	for _, test := range []struct {
+		name       string
+		state      idempotency.State
+		field      int
+		ms         int64
+		unreadable bool
+	}{
+		{"created in the year 9135627", idempotency.Uncertain, 50, ms(9135627), true},
+		{"created in the year 10000", idempotency.Uncertain, 50, ms(10000), true},
+		{"created in the year 9999", idempotency.Uncertain, 50, ms(10000) - 1, false},
+		{"created in the year 0", idempotency.Uncertain, 50, ms(0), false},
+		{"created before the year 0", idempotency.Uncertain, 50, ms(0) - 1, true},
+		{"changed in the year 10000", idempotency.InProgress, 58, ms(10000), true},
+		{"changed in the year 9999", idempotency.InProgress, 58, ms(10000) - 1, false},
+		{"lease until the year 10000", idempotency.Completed, 66, ms(10000), true},
+		{"lease until the year 9999", idempotency.Completed, 66, ms(10000) - 1, false},
+		{"expires in the year 10000", idempotency.Completed, 58, ms(10000) - hour, true},
+		{"expires in the year 9999", idempotency.Completed, 58, ms(10000) - hour - 1, false},
+		{"lease and retention until the year 10000", idempotency.InProgress, 66, ms(10000) - hour, true},
+		{"the highest number", idempotency.Completed, 58, math.MaxInt64, true},
+		{"the lowest number", idempotency.Completed, 58, math.MinInt64, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			sample := sampleRecord(test.state)
+			sample.Retention = time.Hour
+			data := marshal(t, sample)
+			binary.BigEndian.PutUint64(data[test.field:], uint64(test.ms))
+			var r idempotency.Record
+			err := r.UnmarshalBinary(data)
+			if errors.Is(err, idempotency.ErrUnreadable) != test.unreadable {
+				t.Fatalf("UnmarshalBinary gave %v", err)
+			}
+			for _, at := range []time.Time{r.CreatedAt, r.ChangedAt, r.LeaseUntil, r.ExpiresAt()} {
+				if _, err := at.UTC().MarshalJSON(); err != nil {
+					t.Errorf("a time cannot be shown: %v", err)
+				}
+			}
+		})
+	}
+}

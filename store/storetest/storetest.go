@@ -14,8 +14,10 @@ package storetest
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"sync"
 	"testing"
@@ -551,9 +553,19 @@ func testUnreadable(t *testing.T, f Fixture) {
 	future := append([]byte{2}, valid[1:]...)
 	unknownState := bytes.Clone(valid)
 	unknownState[1] = 'x'
+	at := func(offset int, ms int64) []byte {
+		return append(binary.BigEndian.AppendUint64(bytes.Clone(valid[:offset]), uint64(ms)), valid[offset+8:]...)
+	}
+	lastDay := time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC).UnixMilli()
 
 	for name, value := range map[string][]byte{
 		"empty": {}, "text": []byte("OK"), "cut": valid[:81], "a later version": future, "an unknown state": unknownState,
+		"created in the year 10000": at(50, lastDay+86_400_000),
+		"changed before the year 0": at(58, math.MinInt64),
+		"a lease without end":       at(66, math.MaxInt64),
+		"a retention without end":   at(74, math.MaxInt64),
+		"an end in the year 10000":  at(66, lastDay+86_399_999),
+		"a retention below nothing": at(74, -1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSession(t, f.Store)

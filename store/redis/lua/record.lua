@@ -22,6 +22,16 @@ local function reply(operation, token, result, ...)
   return {operation, KEYS[1], token, tostring(now), result, ...}
 end
 
+-- When a record vanishes, as Record.ExpiresAt says. The state may be a letter as
+-- it is stored: 'r' is in progress after a take-over.
+local function expires_at(state, changed, lease_until, retention)
+  if state == 'p' or state == 'r' then return lease_until + retention end
+  return changed + retention
+end
+
+-- Whether a time, in Unix ms, is in the years 0 to 9999.
+local function is_date(ms) return ms >= -62167219200000 and ms < 253402300800000 end
+
 -- The record under KEYS[1] as a table, nil if there is none, or an error reply
 -- as the second result.
 local function read()
@@ -39,9 +49,13 @@ local function read()
   if state ~= 'p' and state ~= 'c' and state ~= 'u' then
     return nil, redis.error_reply('UNREADABLE record has an unknown state')
   end
-  local created, changed, lease_until, retention = struct.unpack('>I8I8I8I8', value, 51)
+  local created, changed, lease_until, retention = struct.unpack('>i8i8i8I8', value, 51)
   if retention > 9223372036854 then
     return nil, redis.error_reply('UNREADABLE record has a retention that is no duration')
+  end
+  if not (is_date(created) and is_date(changed) and is_date(lease_until)
+      and is_date(expires_at(state, changed, lease_until, retention))) then
+    return nil, redis.error_reply('UNREADABLE record has a time that is no date')
   end
   return {
     value = value,
@@ -62,11 +76,9 @@ local function undecided(record)
   return record.state == 'u' or (record.state == 'p' and now >= record.lease_until)
 end
 
--- Writes a record; the time to live is counted as Record.ExpiresAt does. The
--- state is a letter as it is stored: 'r' is in progress after a take-over.
+-- Writes a record. The state is a letter as it is stored.
 local function write(state, token, fingerprint, created, changed, lease_until, retention, payload)
-  local expires = changed + retention
-  if state == 'p' or state == 'r' then expires = lease_until + retention end
+  local expires = expires_at(state, changed, lease_until, retention)
   redis.call('SET', KEYS[1],
     string.char(VERSION) .. state .. token .. fingerprint ..
     struct.pack('>I8I8I8I8', created, changed, lease_until, retention) .. payload,
