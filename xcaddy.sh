@@ -38,7 +38,9 @@ build() {
 	version=$(caddy_version)
 	say "building $1: Caddy $version with $module"
 	go run "$xcaddy" build "$version" --output "$1" --with "$module@v0.0.0=$PWD"
-	"$1" list-modules | grep -qx 'http.handlers.idempotency' ||
+	local modules
+	modules=$("$1" list-modules) # whole: grep -q ends a pipe before its time
+	grep -qx 'http.handlers.idempotency' <<<"$modules" ||
 		fail "the built binary does not have the module http.handlers.idempotency"
 }
 
