@@ -130,7 +130,9 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 		TimedOut:    f.timedOut.Load(),
 		Panicked:    crashed != nil && !crashed.isAbort(),
 	}
-	f.hear(&r)
+	if r.Status != 0 {
+		f.hear(&r)
+	}
 	if !rec.streaming {
 		r.Body = rec.body.Bytes()
 	} else {
@@ -160,7 +162,13 @@ func (f *forwarding) hear(r *idempotency.Result) {
 	status, answered := f.repl.Get(placeholderStatus)
 	r.ProviderStatus, _ = status.(int)
 	_, chosen := f.repl.Get(placeholderChosen)
-	r.ProviderSilent = chosen && !answered && !f.neverSent(nil, 0)
+	switch {
+	case !chosen || answered:
+	case f.neverSent(nil, 0):
+		r.Sent = idempotency.NeverSent
+	default:
+		r.ProviderSilent = true
+	}
 }
 
 // statusClientClosed is not registered; nginx and Caddy use it for a caller

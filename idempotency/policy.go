@@ -148,6 +148,8 @@ func (p Policy) Classify(r Result) Conclusion {
 		return ConcludedNeverSent
 	case r.Status == 0 || r.ProviderSilent:
 		return ConcludedUnknown
+	case r.Sent == NeverSent:
+		return ConcludedRefused // by a handler on the way, whatever its page says
 	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status && !containsStatus(p.StoreStatus, r.ProviderStatus):
 		// What a handler made of the answer does not change what it means.
 		if !r.Whole {

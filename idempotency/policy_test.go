@@ -25,6 +25,7 @@ func TestPolicy(t *testing.T) {
 	notKept := func(r *idempotency.Result) { r.BodyNotKept, r.Body = true, nil }
 	timedOut := func(r *idempotency.Result) { r.TimedOut = true }
 	silent := func(r *idempotency.Result) { r.ProviderSilent = true }
+	unsent := func(r *idempotency.Result) { r.Sent = idempotency.NeverSent }
 	of := func(status int) func(*idempotency.Result) {
 		return func(r *idempotency.Result) { r.ProviderStatus = status }
 	}
@@ -110,6 +111,8 @@ func TestPolicy(t *testing.T) {
 		{"202 as 200 of a narrowed store_status", only202, with(whole(200), of(202)), unknown, uncertain, "status 202"},
 		{"a page for no answer, 503", standard, with(whole(503), silent), unknown, uncertain, "connection"},
 		{"a page for no answer, 200", standard, with(whole(200), silent), unknown, uncertain, "connection"},
+		{"a page for no connection, 503", standard, with(whole(503), unsent), refused, absent, ""},
+		{"a page for no connection, 200", standard, with(whole(200), unsent), refused, absent, ""},
 		{"a page for no answer in time", standard, with(with(whole(404), silent), timedOut), unknown, uncertain, "timeout"},
 
 		{"no connection", standard, idempotency.Result{Sent: idempotency.NeverSent}, neverSent, absent, ""},

@@ -77,16 +77,18 @@ func TestErrorRoutesOfSubroute(t *testing.T) {
 			})
 		}
 	}
-	t.Run("no connection", func(t *testing.T) {
-		upstream := freeAddress(t)
-		g := startGateway(t, upstream, options{instead: "route {\nreverse_proxy " + upstream + "\n}"})
-		g.addErrorRoute(t, 503)
-		for range 2 {
-			if got := g.send(t, request{key: "k", body: "x"}); got.status != 503 || got.code() != "" {
-				t.Errorf("got %v", got)
+	for _, status := range []int{503, 200} {
+		t.Run(fmt.Sprintf("%d for no connection", status), func(t *testing.T) {
+			upstream := freeAddress(t)
+			g := startGateway(t, upstream, options{instead: "route {\nreverse_proxy " + upstream + "\n}"})
+			g.addErrorRoute(t, status)
+			for range 2 {
+				if got := g.send(t, request{key: "k", body: "x"}); got.status != status || got.code() != "" || got.replayed() {
+					t.Errorf("got %v", got)
+				}
 			}
-		}
-	})
+		})
+	}
 }
 
 // addErrorRoute puts an error page into the subroute that the proxy is in.
