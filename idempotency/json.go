@@ -69,12 +69,11 @@ type jsonForm struct {
 // jsonMember is a member of an open object. The offsets are where in the form
 // it begins, its name ends, and it ends. Four bytes are enough for maxJSONHeld.
 type jsonMember struct {
-	order             uint64 // first 8 bytes of the name, or zeros after its end
 	start, named, end uint32
 	dropped           bool
 }
 
-const jsonMemberSize = 24
+const jsonMemberSize = 16
 
 // writeJSON writes the form of a body, without what the pointers name, to h.
 func writeJSON(h hash.Hash, body window, ignore *pointerSet) error {
@@ -310,12 +309,9 @@ func (f *jsonForm) object(ignore *pointerSet, depth int) bool {
 			return false
 		}
 		m.named = uint32(f.at())
-		name := f.text(int(m.start), int(m.named))
-		m.order = leadingBytes(name)
-		member := ignore.member(name)
+		member := ignore.member(f.text(int(m.start), int(m.named)))
 		if ordered && len(f.members) > first {
-			before := &f.members[len(f.members)-1]
-			ordered = before.order < m.order || before.order == m.order && f.compare(*before, m) < 0
+			ordered = f.compare(f.members[len(f.members)-1], m) < 0
 		}
 
 		c = f.next()
@@ -359,9 +355,9 @@ func (f *jsonForm) object(ignore *pointerSet, depth int) bool {
 
 // arrange puts the members of the object that starts at an offset in order.
 func (f *jsonForm) arrange(start int, members []jsonMember) bool {
-	f.sort(members)
+	slices.SortFunc(members, f.compare)
 	for i := 1; i < len(members); i++ {
-		if members[i-1].order == members[i].order && f.compare(members[i-1], members[i]) == 0 {
+		if f.compare(members[i-1], members[i]) == 0 {
 			return false
 		}
 	}
@@ -398,56 +394,10 @@ func (f *jsonForm) arrange(start int, members []jsonMember) bool {
 	return true
 }
 
-// sort sorts members by their names.
-func (f *jsonForm) sort(members []jsonMember) {
-	if len(members) > 20 {
-		slices.SortFunc(members, f.compare)
-		return
-	}
-	for i := 1; i < len(members); i++ {
-		m := members[i]
-		j := i
-		for ; j > 0; j-- {
-			before := &members[j-1]
-			if before.order < m.order || before.order == m.order && f.compare(*before, m) <= 0 {
-				break
-			}
-			members[j] = *before
-		}
-		members[j] = m
-	}
-}
-
-// leadingBytes returns what a name in quotes starts with, in an order of its
-// own: a byte 0 does not occur in a name's form.
-func leadingBytes(name []byte) uint64 {
-	name = name[1 : len(name)-1]
-	if cap(name) < 8 {
-		var padded [8]byte
-		copy(padded[:], name)
-		return binary.BigEndian.Uint64(padded[:])
-	}
-	order := binary.BigEndian.Uint64(name[:8])
-	if len(name) < 8 {
-		order &^= ^uint64(0) >> (8 * len(name))
-	}
-	return order
-}
-
-// compare orders two members by their names.
+// compare orders two members by the bytes of their names, without the quotes at
+// their ends: none is longer than a name that it begins.
 func (f *jsonForm) compare(a, b jsonMember) int {
-	if a.order != b.order {
-		if a.order < b.order {
-			return -1
-		}
-		return 1
-	}
-	const short = 2 + 8 // quotes, and what order holds
-	if a.named-a.start <= short && b.named-b.start <= short {
-		return 0
-	}
-	f.flush()
-	return bytes.Compare(f.out[a.start:a.named-1], f.out[b.start:b.named-1])
+	return bytes.Compare(f.text(int(a.start), int(a.named)-1), f.text(int(b.start), int(b.named)-1))
 }
 
 // digest ends a value that starts at an offset. If its form is longer than
