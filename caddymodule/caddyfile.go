@@ -266,6 +266,7 @@ func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //		require_key
 //		methods            <method...>
 //		namespace          <name>
+//		provider           <name>
 //		scope              <text...>
 //		fingerprint        auto|raw
 //		fingerprint_ignore <json-pointer...>
@@ -355,6 +356,7 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 
 	target, ok := map[string]*string{
 		"namespace":         &h.Namespace,
+		"provider":          &h.Provider,
 		"fingerprint":       &h.Fingerprint,
 		"retention":         (*string)(&h.Retention),
 		"lease":             (*string)(&h.Lease),

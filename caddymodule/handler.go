@@ -43,7 +43,13 @@ type Handler struct {
 	// Methods of requests that may start a job. Default: POST.
 	Methods []string `json:"methods,omitempty"`
 
-	// Keeps the keys of two providers apart that share a store. Default: empty.
+	// The preset of a provider, such as replicate: it fills in what its
+	// documentation says, and every other option overrides it. The command "caddy
+	// idempotency provider" lists them. Default: none.
+	Provider string `json:"provider,omitempty"`
+
+	// Keeps the keys of two providers apart that share a store. Default: the name
+	// of the preset, or empty.
 	Namespace string `json:"namespace,omitempty"`
 
 	// Who a key belongs to: texts with placeholders. Two requests share records
@@ -178,6 +184,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 func (h *Handler) configure(repl *caddy.Replacer) error {
+	if err := h.configureProvider(); err != nil {
+		return err
+	}
 	if len(h.KeyHeader) == 0 {
 		h.KeyHeader = []string{"Idempotency-Key"}
 	}
