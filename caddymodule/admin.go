@@ -47,6 +47,7 @@ const recordsPath = "/idempotency/records"
 func (adminAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		{Pattern: "/idempotency/", Handler: reading(servePage)},
+		{Pattern: readyPath, Handler: reading(showReady)},
 		{Pattern: recordsPath, Handler: reading(listRecords)},
 		{Pattern: recordsPath + "/{id}", Handler: reading(showRecord)},
 		{Pattern: recordsPath + "/{id}/complete", Handler: deciding(completeRecord)},

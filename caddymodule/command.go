@@ -39,7 +39,7 @@ changed then, unless the message says that it may have been.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			for _, subcommand := range []func() *cobra.Command{
 				newListCommand, newShowCommand, newFindCommand, newCompleteCommand, newReleaseCommand, newDoctorCommand,
-				newProviderCommand, newSandboxCommand,
+				newReadyCommand, newProviderCommand, newSandboxCommand,
 			} {
 				cmd.AddCommand(subcommand())
 			}
