@@ -59,6 +59,10 @@ func (c cluster) DecideRelease(ctx context.Context, id idempotency.RecordID, tok
 	return c.node(id).DecideRelease(ctx, id, token)
 }
 
+func (c cluster) Forget(ctx context.Context, id idempotency.RecordID, seen idempotency.Digest) (idempotency.Reply, error) {
+	return c.node(id).Forget(ctx, id, seen)
+}
+
 // Scan is not part of these tests.
 func (c cluster) Scan(context.Context, string) (idempotency.ScanPage, error) {
 	return idempotency.ScanPage{}, errors.ErrUnsupported

@@ -35,7 +35,9 @@
 // A released record is absent; but one that was taken over is Uncertain again,
 // because nobody knows more about the attempt before than they did. An
 // operator's DecideRelease removes that one, too: the operator does know, or
-// takes the risk.
+// takes the risk. An operator's Forget removes any record whose attempt is not
+// alive, a Completed one and one that nobody can read included: what was stored
+// as an acceptance may be none.
 //
 // A record belongs to one attempt, named by a random [Token]. An attempt that
 // has lost its record changes nothing any more, whatever it learns.
@@ -45,7 +47,7 @@
 //   - A claim is acknowledged before the first byte goes to the provider.
 //   - An acceptance is stored before the caller sees it, or is on its way to the
 //     store for as long as the record lives.
-//   - Completed never changes. InProgress never becomes absent by time passing:
+//   - Completed never changes, but for an operator's Forget. InProgress never becomes absent by time passing:
 //     an attempt that is not heard of is Uncertain when its lease is over.
 //   - Retention, counted from the last transition, is the only timer that
 //     removes a record.

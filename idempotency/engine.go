@@ -54,7 +54,7 @@ type Observer interface {
 // Operations are the names by which an Observer hears of store operations.
 func Operations() []string {
 	return []string{
-		nameNow, nameClaim, nameRenew, nameGet, nameScan, nameDecideComplete, nameDecideRelease,
+		nameNow, nameClaim, nameRenew, nameGet, nameScan, nameDecideComplete, nameDecideRelease, nameForget,
 		opComplete.String(), opUncertain.String(), opRelease.String(), opWithdraw.String(),
 	}
 }
@@ -69,6 +69,7 @@ const (
 
 	nameDecideComplete = "decide_complete"
 	nameDecideRelease  = "decide_release"
+	nameForget         = "forget"
 )
 
 // Engine owns every transition of the records in one store: it claims,
@@ -76,14 +77,16 @@ const (
 // engine serves all handlers of a process that use the store.
 //
 // An engine has a goroutine only while an attempt is alive or an outcome waits
-// to be stored.
+// to be stored, and while it counts records because somebody asked for their
+// number.
 type Engine struct {
 	store    Store
 	timeout  time.Duration
 	observer Observer
 	hold     func() func()
 
-	clock storeClock
+	clock  storeClock
+	census census
 
 	mu      sync.Mutex
 	live    map[*Attempt]struct{}
@@ -507,8 +510,12 @@ func (e *Engine) Unstored() int {
 	return n
 }
 
-// Close closes the store. It may be called once, when the engine is idle.
-func (e *Engine) Close() error { return e.store.Close() }
+// Close ends a count of the records and closes the store. It may be called once,
+// when the engine is idle.
+func (e *Engine) Close() error {
+	e.census.end()
+	return e.store.Close()
+}
 
 type silent struct{}
 

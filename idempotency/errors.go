@@ -44,13 +44,18 @@ var (
 	// that the record does not belong to any more.
 	ErrAnotherAttempt = errors.New("the record is another attempt's meanwhile")
 
+	// ErrChanged means that what an operator wants to be forgotten is not what
+	// the operator has seen any more.
+	ErrChanged = errors.New("the record has changed meanwhile")
+
 	// errClaimMayCome means that a claim to be taken back is not in the store,
 	// and that its time is not over yet.
 	errClaimMayCome = errors.New("the claim may still be granted")
 )
 
 // StateError means that an operator's decision needs a record that is
-// uncertain.
+// uncertain, or, to forget it, one whose attempt is not alive or that is in the
+// state that the operator has seen.
 type StateError struct {
 	// State of the record.
 	State State
@@ -63,7 +68,7 @@ func (e *StateError) Error() string {
 	case Completed:
 		return "the record is completed: it has its answer"
 	case Uncertain:
-		// Never the reason for an error.
+		return "the record is uncertain, and was not when you looked"
 	}
 	return "the record is " + e.State.String()
 }

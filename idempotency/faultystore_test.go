@@ -229,6 +229,10 @@ func (s *faultyStore) DecideRelease(ctx context.Context, id idempotency.RecordID
 	return spoiled(s, ctx, "decide_release", func(ctx context.Context) (idempotency.Reply, error) { return s.Store.DecideRelease(ctx, id, token) })
 }
 
+func (s *faultyStore) Forget(ctx context.Context, id idempotency.RecordID, seen idempotency.Digest) (idempotency.Reply, error) {
+	return spoiled(s, ctx, "forget", func(ctx context.Context) (idempotency.Reply, error) { return s.Store.Forget(ctx, id, seen) })
+}
+
 func (s *faultyStore) Get(ctx context.Context, id idempotency.RecordID) (record idempotency.Record, found bool, err error) {
 	record, err = spoiled(s, ctx, "get", func(ctx context.Context) (idempotency.Record, error) {
 		var record idempotency.Record

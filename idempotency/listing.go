@@ -22,6 +22,8 @@ type Query struct {
 	// Path is compared with that of the request: whole, or as far as a "*" at
 	// its end.
 	Path string
+	// Label is compared as Path is.
+	Label string
 	// After is the position of the last record of the page before.
 	After Position
 	// Keyring decrypts the records.
@@ -203,10 +205,16 @@ func (q Query) matches(d Details) bool {
 	if q.Namespace != "" && d.Namespace != q.Namespace {
 		return false
 	}
-	if prefix, found := strings.CutSuffix(q.Path, "*"); found {
-		return strings.HasPrefix(d.Path, prefix)
+	return matches(q.Path, d.Path) && matches(q.Label, d.Label)
+}
+
+// matches compares a text with one that is empty for any, whole, or as far as a
+// "*" at its end.
+func matches(wanted, text string) bool {
+	if prefix, found := strings.CutSuffix(wanted, "*"); found {
+		return strings.HasPrefix(text, prefix)
 	}
-	return q.Path == "" || d.Path == q.Path
+	return wanted == "" || text == wanted
 }
 
 func (l *lister) finish() Listing {

@@ -34,10 +34,13 @@ type Decision struct {
 	// on; nil means that the record is to be removed, so that the next repeat
 	// submits.
 	Answer *Answer
+	// Reason of the decision, and the address that it came from, for those who
+	// look at the record later.
+	Reason, By string
 }
 
-// Lookup returns a record, decrypted with a key of the ring, and ErrNoRecord if
-// there is none.
+// Lookup returns a record, decrypted with a key of the ring, ErrNoRecord if
+// there is none, and an *UnreadableError if nobody can read it.
 func (e *Engine) Lookup(ctx context.Context, keyring *Keyring, id RecordID) (View, error) {
 	now, err := e.askNow(ctx)
 	if err != nil {
@@ -47,7 +50,12 @@ func (e *Engine) Lookup(ctx context.Context, keyring *Keyring, id RecordID) (Vie
 	if err != nil {
 		return View{}, err
 	}
-	return newView(keyring, id, record, now)
+	view, err := newView(keyring, id, record, now)
+	if errors.Is(err, ErrUnreadable) {
+		value, _ := record.AppendBinary(nil) // as it was stored
+		return View{}, &UnreadableError{Seen: DigestOf(value), Err: err}
+	}
+	return view, err
 }
 
 func newView(keyring *Keyring, id RecordID, record Record, now time.Time) (View, error) {
@@ -101,7 +109,7 @@ func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
 	if view.State != Uncertain {
 		return View{}, &StateError{State: view.State}
 	}
-	reply, err := e.decide(ctx, d.Keyring, view, d.Answer)
+	reply, err := e.decide(ctx, d, view)
 	switch {
 	case errors.Is(err, ErrUnreadable):
 		return View{}, err
@@ -131,21 +139,26 @@ func (e *Engine) lookupFor(ctx context.Context, d Decision) (View, error) {
 	return view, err
 }
 
-func (e *Engine) decide(ctx context.Context, keyring *Keyring, v View, answer *Answer) (Reply, error) {
+func (e *Engine) decide(ctx context.Context, d Decision, v View) (Reply, error) {
 	ctx = context.WithoutCancel(ctx)
-	if answer == nil {
+	if d.Answer == nil {
 		return call(ctx, e, nameDecideRelease, func(ctx context.Context) (Reply, error) {
 			return e.store.DecideRelease(ctx, v.ID, v.Record.Token)
 		})
 	}
-	replayed := *answer
-	replayed.Header = replayHeader(answer.Header)
-	key, err := keyring.keyOf(v.Record.Payload)
+	replayed := *d.Answer
+	replayed.Header = replayHeader(replayed.Header)
+	key, err := d.Keyring.keyOf(v.Record.Payload)
+	if err != nil {
+		return Reply{}, err
+	}
+	now, err := e.storeNow(ctx)
 	if err != nil {
 		return Reply{}, err
 	}
 	details := v.Details
 	details.Answer = &replayed
+	details.Decision = &Decided{What: Completed.String(), Reason: d.Reason, By: d.By, At: now.UnixMilli()}
 	payload, err := key.seal(v.ID, v.Record.Fingerprint).close(details)
 	if err != nil {
 		return Reply{}, err

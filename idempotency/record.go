@@ -189,7 +189,26 @@ type Details struct {
 	// JobPointer is where an answer to this submit has the job's id; empty
 	// stands for DefaultJobPointer. Number 7 was the id itself.
 	JobPointer string `cbor:"8,keyasint,omitempty"`
+	// Label says whose job it is, in words that operators know; see NewLabel.
+	Label string `cbor:"9,keyasint,omitempty"`
+	// Decision says who decided about the record; nil if nobody did.
+	Decision *Decided `cbor:"10,keyasint,omitempty"`
 }
+
+// Decided is what a record keeps of an operator's decision. A record that was
+// released or forgotten keeps nothing.
+type Decided struct {
+	// What was decided, as the record's state from then on.
+	What   string `cbor:"1,keyasint"`
+	Reason string `cbor:"2,keyasint"`
+	// By is the address that the decision came from, as far as it has one.
+	By string `cbor:"3,keyasint,omitempty"`
+	// At is the store's clock at that moment, in Unix milliseconds.
+	At int64 `cbor:"4,keyasint"`
+}
+
+// MaxReason is the longest reason of a decision, in bytes.
+const MaxReason = 1000
 
 // DefaultJobPointer is where most providers' answers have the job's id.
 const DefaultJobPointer = "/id"

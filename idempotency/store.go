@@ -103,8 +103,16 @@ type Store interface {
 	// one wins.
 	DecideRelease(ctx context.Context, id RecordID, token Token) (Reply, error)
 
+	// Forget removes by an operator's word what is under a record's name: a
+	// record, unless it is in progress and its lease runs, or a value that cannot
+	// be read, for which this method alone gives no ErrUnreadable.
+	//
+	// Seen is the digest of the value that the operator has judged. Any other
+	// value stays, so what has changed meanwhile is not removed.
+	Forget(ctx context.Context, id RecordID, seen Digest) (Reply, error)
+
 	// Get returns a record as it is. The second result is false if there is
-	// none.
+	// none. A value that cannot be read is an *UnreadableError.
 	Get(ctx context.Context, id RecordID) (Record, bool, error)
 
 	// Scan returns a part of the records, in no order, without their payloads.

@@ -426,7 +426,7 @@ func (r *records) stored(id idempotency.RecordID) (idempotency.Record, bool, err
 	}
 	var record idempotency.Record
 	if err := record.UnmarshalBinary(value); err != nil {
-		return idempotency.Record{}, false, err
+		return idempotency.Record{}, false, &idempotency.UnreadableError{Seen: idempotency.DigestOf(value), Err: err}
 	}
 	return record, true, nil
 }

@@ -267,6 +267,8 @@ func (s *Store) Get(ctx context.Context, id idempotency.RecordID) (idempotency.R
 	case "found":
 		err := r.UnmarshalBinary([]byte(a.record))
 		return r, err == nil, err
+	case "unreadable":
+		return r, false, unreadable(a)
 	default:
 		return r, false, errForeignReply
 	}

@@ -54,7 +54,7 @@ var (
 	decideCompleteScript = newScript("decide_complete", allowOOM+recordLua+decideCompleteLua)
 	decideReleaseScript  = newScript("decide_release", allowOOM+recordLua+decideReleaseLua)
 
-	getScript = newScript("get", noWrites+recordLua+getLua)
+	getScript = newScript("get", noWrites+recordLua+digestLua+getLua)
 )
 
 // script is a Lua script and its name on the server. go-redis's own Script is
@@ -127,7 +127,8 @@ func isNoScript(err error) bool { return goredis.HasErrorPrefix(err, "NOSCRIPT")
 type answer struct {
 	now    time.Time
 	result string
-	record string
+	record string // or the digest of a value that cannot be read
+	reason string // why it cannot
 }
 
 // errForeignReply means that the server answered another question. The
@@ -158,6 +159,9 @@ func (s script) parse(cmd sentOnce, key string, token idempotency.Token) (answer
 	a := answer{now: time.UnixMilli(ms), result: text[4]}
 	if len(text) > 5 {
 		a.record = text[5]
+	}
+	if len(text) > 6 {
+		a.reason = text[6]
 	}
 	return a, nil
 }

@@ -140,6 +140,11 @@ func (m *memory) DecideRelease(_ context.Context, id idempotency.RecordID, token
 	return reply, nil
 }
 
+// Forget is not part of the histories.
+func (m *memory) Forget(context.Context, idempotency.RecordID, idempotency.Digest) (idempotency.Reply, error) {
+	return idempotency.Reply{}, errors.ErrUnsupported
+}
+
 // Scan is not part of the histories.
 func (m *memory) Scan(context.Context, string) (idempotency.ScanPage, error) {
 	return idempotency.ScanPage{}, errors.ErrUnsupported

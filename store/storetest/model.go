@@ -156,6 +156,7 @@ func testModel(t *testing.T, f Fixture) {
 		// A lease of no length is over at once, and one of an hour runs: what
 		// happens does not depend on how fast the test is.
 		lease := rapid.SampledFrom([]time.Duration{0, time.Hour})
+		looked := map[idempotency.RecordID]idempotency.Digest{} // what forget has seen of a record
 		step := 0
 		payload := func() []byte { step++; return fmt.Append(nil, "payload ", step) }
 		agree := func(name string, got, want any) {
@@ -246,6 +247,25 @@ func testModel(t *testing.T, f Fixture) {
 				}
 				after, applied := reference[id].decideRelease(token, reply.Now.UnixMilli())
 				agree("DecideRelease", reply.Applied, applied)
+				reference[id] = after
+			},
+			"forget": func(t *rapid.T) {
+				id := id.Draw(t, "id")
+				current, err := digestOf(ctx, f.Store, id)
+				if err != nil {
+					t.Fatalf("Get: %v", err)
+				}
+				seen := current
+				if earlier, found := looked[id]; found && rapid.Bool().Draw(t, "earlier") {
+					seen = earlier
+				}
+				looked[id] = current
+				reply, err := f.Store.Forget(ctx, id, seen)
+				if err != nil {
+					t.Fatalf("Forget: %v", err)
+				}
+				after, applied := reference[id].forget(seen == current, reply.Now.UnixMilli())
+				agree("Forget", reply.Applied, applied)
 				reference[id] = after
 			},
 			"": func(t *rapid.T) {
