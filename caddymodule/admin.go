@@ -27,7 +27,8 @@ func init() {
 }
 
 // adminAPI serves operators on Caddy's admin endpoint: what the store holds,
-// and decisions about records whose outcome is unknown.
+// decisions about records whose outcome is unknown, and the removal of those that
+// are wrong.
 //
 // Caddy provisions it before the apps and never cleans it up, so it holds
 // nothing and asks the active configuration for its store at each request.
@@ -52,6 +53,7 @@ func (adminAPI) Routes() []caddy.AdminRoute {
 		{Pattern: recordsPath + "/{id}", Handler: reading(showRecord)},
 		{Pattern: recordsPath + "/{id}/complete", Handler: deciding(completeRecord)},
 		{Pattern: recordsPath + "/{id}/release", Handler: deciding(releaseRecord)},
+		{Pattern: recordsPath + "/{id}/forget", Handler: deciding(forgetRecord)},
 	}
 }
 
@@ -113,8 +115,11 @@ func withEngine(f func(*idempotency.Engine, *idempotency.Keyring) error) error {
 		return err
 	case errors.Is(err, idempotency.ErrNoRecord):
 		status = http.StatusNotFound
-	case errors.As(err, &state), errors.Is(err, idempotency.ErrAnotherAttempt):
+	case errors.As(err, &state), errors.Is(err, idempotency.ErrAnotherAttempt), errors.Is(err, idempotency.ErrChanged):
 		status = http.StatusConflict
+	case errors.Is(err, idempotency.ErrUnreadable):
+		// Of no use to complete or release.
+		status, err = http.StatusConflict, fmt.Errorf("%w; forget removes it", err)
 	case errors.Is(err, idempotency.ErrStoreUnavailable):
 		status = http.StatusServiceUnavailable
 	default:
@@ -135,6 +140,8 @@ type recordDocument struct {
 	Namespace string               `json:"namespace"`
 	Method    string               `json:"method"`
 	Path      string               `json:"path"`
+	// Label says whose job it is.
+	Label string `json:"label,omitempty"`
 	// Status of the answer, and the job's id in it, of a completed record.
 	Status int    `json:"status,omitempty"`
 	JobID  string `json:"job_id,omitempty"`
@@ -145,11 +152,37 @@ type recordDocument struct {
 	ExpiresAt   time.Time `json:"expires_at"`
 	// Error says what went wrong with the attempt.
 	Error string `json:"error,omitempty"`
+	// Decision says who decided about the record, when and why.
+	Decision *decidedDocument `json:"decision,omitempty"`
 	// Attempt names the attempt that the record belongs to. A decision may
 	// name it, too, so that it is not carried out on a later one.
 	Attempt string `json:"attempt"`
 
 	revealed
+}
+
+// decidedDocument is what a record says of an operator's decision.
+type decidedDocument struct {
+	What   string    `json:"what"`
+	Reason string    `json:"reason"`
+	By     string    `json:"by,omitempty"`
+	At     time.Time `json:"at"`
+}
+
+// unreadableState is what the admin API calls the state of a record that cannot
+// be read.
+const unreadableState = "unreadable"
+
+// unreadableDocument is a record that cannot be read, as the admin API shows it:
+// there is nothing to say but that it can be forgotten.
+type unreadableDocument struct {
+	ID         idempotency.RecordID `json:"id"`
+	State      string               `json:"state"`
+	Unreadable bool                 `json:"unreadable"`
+	// Error says why it cannot be read.
+	Error string `json:"error"`
+	// Attempt names the value, as that of a recordDocument does.
+	Attempt string `json:"attempt"`
 }
 
 // revealed is what a record shows only on request.
@@ -167,6 +200,7 @@ func newRecordDocument(v idempotency.View) recordDocument {
 		Namespace:  v.Details.Namespace,
 		Method:     v.Details.Method,
 		Path:       v.Details.Path,
+		Label:      v.Details.Label,
 		JobID:      v.JobID,
 		CreatedAt:  v.Record.CreatedAt.UTC(),
 		LeaseUntil: v.Record.LeaseUntil.UTC(),
@@ -176,6 +210,9 @@ func newRecordDocument(v idempotency.View) recordDocument {
 	}
 	if answer := v.Details.Answer; answer != nil {
 		d.Status, d.Unavailable = answer.Status, answer.Unavailable
+	}
+	if decided := v.Details.Decision; decided != nil {
+		d.Decision = &decidedDocument{decided.What, decided.Reason, decided.By, time.UnixMilli(decided.At).UTC()}
 	}
 	return d
 }
@@ -267,6 +304,12 @@ func showRecord(w http.ResponseWriter, r *http.Request) error {
 	}
 	return withEngine(func(engine *idempotency.Engine, keyring *idempotency.Keyring) error {
 		view, err := engine.Lookup(r.Context(), keyring, id)
+		var unreadable *idempotency.UnreadableError
+		if errors.As(err, &unreadable) {
+			return writeJSON(w, unreadableDocument{
+				ID: id, State: unreadableState, Unreadable: true, Error: unreadable.Error(), Attempt: unreadable.Seen.String(),
+			})
+		}
 		if err != nil {
 			return err
 		}
@@ -317,11 +360,11 @@ var states = map[string]idempotency.State{
 }
 
 func parseQuery(query string) (idempotency.Query, error) {
-	values, err := parameters(query, "state", "namespace", "path", "older_than", "limit", "cursor")
+	values, err := parameters(query, "state", "namespace", "path", "label", "older_than", "limit", "cursor")
 	if err != nil {
 		return idempotency.Query{}, err
 	}
-	q := idempotency.Query{Namespace: values.Get("namespace"), Path: values.Get("path"), Limit: defaultListLimit}
+	q := idempotency.Query{Namespace: values.Get("namespace"), Path: values.Get("path"), Label: values.Get("label"), Limit: defaultListLimit}
 	var known bool
 	if q.State, known = states[values.Get("state")]; !known {
 		return idempotency.Query{}, badRequest("state: %q is not in_progress, completed or uncertain", values.Get("state"))
@@ -378,6 +421,17 @@ type completeOrder struct {
 	Headers    map[string]headerValues `json:"headers"`
 	Body       json.RawMessage         `json:"body"`
 	BodyBase64 *string                 `json:"body_base64"`
+	// Empty says that the answer has no body. Nobody forgets one by mistake.
+	Empty bool `json:"empty"`
+}
+
+// forgetOrder is the body of a forget.
+type forgetOrder struct {
+	Reason string `json:"reason"`
+	// Attempt and State, if given, are those of the record that the operator has
+	// seen.
+	Attempt string `json:"attempt"`
+	State   string `json:"state"`
 }
 
 // headerValues is one value, or a list of them.
@@ -454,6 +508,12 @@ func (o completeOrder) answer() (idempotency.Answer, error) {
 			return a, badRequest("body_base64: it is not base64")
 		}
 	}
+	if o.Empty == (len(a.Body) > 0) {
+		if o.Empty {
+			return a, badRequest("empty: a body is given, too")
+		}
+		return a, badRequest("body: it is missing: give the answer's body, or \"empty\": true if it has none")
+	}
 	for name, values := range o.Headers {
 		if !httpguts.ValidHeaderFieldName(name) {
 			return a, badRequest("headers: %q is not a header field name", name)
@@ -487,10 +547,10 @@ func (o releaseOrder) carryOut(w http.ResponseWriter, r *http.Request, answer *i
 	if err != nil {
 		return err
 	}
-	if strings.TrimSpace(o.Reason) == "" {
-		return badRequest("reason: it is missing")
+	if err := checkReason(o.Reason); err != nil {
+		return err
 	}
-	decision := idempotency.Decision{ID: id, Answer: answer}
+	decision := idempotency.Decision{ID: id, Answer: answer, Reason: o.Reason, By: r.RemoteAddr}
 	if o.Attempt != "" {
 		token, err := hex.DecodeString(o.Attempt)
 		if err != nil || len(token) != len(idempotency.Token{}) {
@@ -505,16 +565,89 @@ func (o releaseOrder) carryOut(w http.ResponseWriter, r *http.Request, answer *i
 	return withEngine(func(engine *idempotency.Engine, keyring *idempotency.Keyring) error {
 		decision.Keyring = keyring
 		if _, err := engine.Decide(r.Context(), decision); err != nil {
-			if errors.Is(err, idempotency.ErrStoreUnavailable) && !errors.Is(err, idempotency.ErrNotApplied) {
-				err = fmt.Errorf("look at the record, the decision may have been carried out: %w", err)
-			}
-			return err
+			return doubtful(err)
 		}
 		log().Info("an operator decided about a submit whose outcome was unknown",
 			zap.String("record", string(id)), zap.String("decision", done.Decision),
 			zap.String("reason", o.Reason), zap.String("remote", r.RemoteAddr))
 		return writeJSON(w, done)
 	})
+}
+
+// checkReason admits a reason that somebody can read later.
+func checkReason(reason string) error {
+	if strings.TrimSpace(reason) == "" {
+		return badRequest("reason: it is missing")
+	}
+	if len(reason) > idempotency.MaxReason {
+		return badRequest("reason: it has %d bytes, and may have %d", len(reason), idempotency.MaxReason)
+	}
+	return nil
+}
+
+// doubtful says so if nobody knows whether a decision was carried out.
+func doubtful(err error) error {
+	if errors.Is(err, idempotency.ErrStoreUnavailable) && !errors.Is(err, idempotency.ErrNotApplied) {
+		return fmt.Errorf("look at the record, the decision may have been carried out: %w", err)
+	}
+	return err
+}
+
+func forgetRecord(w http.ResponseWriter, r *http.Request) error {
+	var order forgetOrder
+	if err := readOrder(w, r, &order); err != nil {
+		return err
+	}
+	id, err := recordID(r)
+	if err != nil {
+		return err
+	}
+	if err := checkReason(order.Reason); err != nil {
+		return err
+	}
+	forgetting, err := order.forgetting(id)
+	if err != nil {
+		return err
+	}
+	return withEngine(func(engine *idempotency.Engine, keyring *idempotency.Keyring) error {
+		forgetting.Keyring = keyring
+		state, err := engine.Forget(r.Context(), forgetting)
+		if err != nil {
+			return doubtful(err)
+		}
+		was := unreadableState
+		if state != 0 {
+			was = state.String()
+		}
+		done := decisionDocument{ID: id, Decision: "forgotten"}
+		log().Info("an operator had a record forgotten; the next repeat of its submit is sent",
+			zap.String("record", string(id)), zap.String("decision", done.Decision), zap.String("state", was),
+			zap.String("reason", order.Reason), zap.String("remote", r.RemoteAddr))
+		return writeJSON(w, done)
+	})
+}
+
+// forgetting reads what the operator has seen.
+func (o forgetOrder) forgetting(id idempotency.RecordID) (idempotency.Forgetting, error) {
+	f := idempotency.Forgetting{ID: id}
+	var known bool
+	if f.State, known = states[o.State]; !known && o.State != unreadableState {
+		return f, badRequest("state: %q is not in_progress, completed, uncertain or unreadable", o.State)
+	}
+	f.Unreadable = o.State == unreadableState
+	if o.Attempt == "" {
+		return f, nil
+	}
+	attempt, err := hex.DecodeString(o.Attempt)
+	switch {
+	case err == nil && len(attempt) == len(idempotency.Token{}) && !f.Unreadable:
+		f.Attempt = (*idempotency.Token)(attempt)
+	case err == nil && len(attempt) == len(idempotency.Digest{}) && f.State == 0:
+		f.Unreadable, f.Seen = true, (*idempotency.Digest)(attempt)
+	default:
+		return f, badRequest("attempt: it is not the attempt of such a record")
+	}
+	return f, nil
 }
 
 // Interface guards

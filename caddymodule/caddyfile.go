@@ -285,6 +285,7 @@ func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //		max_response_body  <size>
 //		upstream_key       auto|keep|remove
 //		job_id             <json-pointer>
+//		label              <text>
 //	}
 //
 // Each option may be given once. Values are checked when the configuration is
@@ -368,6 +369,7 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 		"max_response_body": (*string)(&h.MaxResponseBody),
 		"upstream_key":      &h.UpstreamKey,
 		"job_id":            &h.JobID,
+		"label":             &h.Label,
 	}[option]
 	if !ok {
 		return d.Errf("unrecognized idempotency option %q", option)

@@ -27,19 +27,21 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "idempotency",
-		Short: "Shows records of submits, and decides about those whose outcome is unknown",
+		Short: "Shows records of submits, decides about those whose outcome is unknown, and forgets those that are wrong",
 		Long: `
-Shows what the idempotency gateway knows about submits, and decides about those
-whose outcome is unknown, through the admin endpoint of a running Caddy.
+Shows what the idempotency gateway knows about submits, decides about those whose
+outcome is unknown, and forgets those that are wrong or cannot be read, through
+the admin endpoint of a running Caddy.
 
 The commands exit with status 0 when they did what they say, 4 if there is no
 such record, 9 if the state of the record does not allow the decision (it is not
-unknown, or somebody else was faster), and 1 for everything else. Nothing is
+unknown, or cannot be read; its attempt is alive; somebody else was faster), and 1
+for everything else. Nothing is
 changed then, unless the message says that it may have been.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			for _, subcommand := range []func() *cobra.Command{
-				newListCommand, newShowCommand, newFindCommand, newCompleteCommand, newReleaseCommand, newDoctorCommand,
-				newReadyCommand, newProviderCommand, newSandboxCommand,
+				newListCommand, newShowCommand, newFindCommand, newCompleteCommand, newReleaseCommand, newForgetCommand,
+				newDoctorCommand, newReadyCommand, newProviderCommand, newSandboxCommand,
 			} {
 				cmd.AddCommand(subcommand())
 			}
@@ -85,9 +87,10 @@ func newCommand(usage, short, long string, args cobra.PositionalArgs, run func(*
 }
 
 func newListCommand() *cobra.Command {
-	cmd := newCommand("list [--state <state>] [--older-than <duration>] [--namespace <name>] [--path <path>]",
+	cmd := newCommand("list [--state <state>] [--older-than <duration>] [--namespace <name>] [--path <path>] [--label <text>]",
 		"Lists records, the oldest first", `
-Lists records, the oldest first. In a path a * at the end stands for anything.
+Lists records, the oldest first. In a path or a label a * at the end stands for
+anything.
 
 If there are more records than --limit, the last line on the standard error
 output says how to go on.`,
@@ -96,6 +99,7 @@ output says how to go on.`,
 	cmd.Flags().String("older-than", "", "Only records of submits that came that long ago, such as 15m")
 	cmd.Flags().String("namespace", "", "Only records of a namespace")
 	cmd.Flags().String("path", "", "Only records of a request path, or of all that begin with it: /v1/*")
+	cmd.Flags().String("label", "", "Only records with a label, or with one that begins so: team-a*")
 	cmd.Flags().Int("limit", defaultListLimit, "How many records")
 	cmd.Flags().String("cursor", "", "Where to go on")
 	cmd.Flags().Bool("json", false, "Print the admin API's answer")
@@ -105,7 +109,7 @@ output says how to go on.`,
 func list(client *adminClient, fl caddycmd.Flags) error {
 	query := url.Values{"limit": {strconv.Itoa(fl.Int("limit"))}}
 	for parameter, flag := range map[string]string{
-		"state": "state", "older_than": "older-than", "namespace": "namespace", "path": "path", "cursor": "cursor",
+		"state": "state", "older_than": "older-than", "namespace": "namespace", "path": "path", "label": "label", "cursor": "cursor",
 	} {
 		if value := fl.String(flag); value != "" {
 			query.Set(parameter, value)
@@ -129,15 +133,15 @@ func list(client *adminClient, fl caddycmd.Flags) error {
 		}
 		_, _ = fmt.Fprintln(table, strings.Join(cells, "\t")) // Flush reports what goes wrong
 	}
-	row("ID", "STATE", "CREATED", "NAMESPACE", "METHOD", "PATH", "STATUS", "JOB", "ERROR")
+	row("ID", "STATE", "CREATED", "NAMESPACE", "METHOD", "PATH", "STATUS", "JOB", "LABEL", "ERROR")
 	for _, r := range page.Records {
-		row(string(r.ID), r.State, r.CreatedAt.Format(time.RFC3339), r.Namespace, r.Method, r.Path, statusText(r.Status), r.JobID, r.Error)
+		row(string(r.ID), r.State, r.CreatedAt.Format(time.RFC3339), r.Namespace, r.Method, r.Path, statusText(r.Status), r.JobID, r.Label, r.Error)
 	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
 	for _, id := range page.Unreadable {
-		fmt.Fprintf(os.Stderr, "record %s cannot be read by this gateway\n", id)
+		fmt.Fprintf(os.Stderr, "record %s cannot be read by this gateway; forget removes it\n", id)
 	}
 	if more := page.UnreadableCount - len(page.Unreadable); more > 0 {
 		fmt.Fprintf(os.Stderr, "and %d more cannot be read\n", more)
@@ -196,6 +200,9 @@ func show(client *adminClient, fl caddycmd.Flags, id string) error {
 	if fl.Bool("json") {
 		return printJSON(reply)
 	}
+	if unreadable, err := showUnreadable(reply); unreadable || err != nil {
+		return err
+	}
 	var r recordDocument
 	if err := json.Unmarshal(reply, &r); err != nil {
 		return fmt.Errorf("read the answer of the admin endpoint: %w", err)
@@ -211,10 +218,17 @@ func show(client *adminClient, fl caddycmd.Flags, id string) error {
 	line("path", r.Path)
 	line("status", statusText(r.Status))
 	line("job_id", r.JobID)
+	line("label", r.Label)
 	line("created_at", r.CreatedAt.Format(time.RFC3339Nano))
 	line("lease_until", r.LeaseUntil.Format(time.RFC3339Nano))
 	line("expires_at", r.ExpiresAt.Format(time.RFC3339Nano))
 	line("error", r.Error)
+	if d := r.Decision; d != nil {
+		line("decision", d.What)
+		line("decided_at", d.At.Format(time.RFC3339Nano))
+		line("decided_by", d.By)
+		line("reason", d.Reason)
+	}
 	line("attempt", r.Attempt)
 	if fl.Bool("reveal") {
 		line("key", string(r.Key))
@@ -231,6 +245,20 @@ func show(client *adminClient, fl caddycmd.Flags, id string) error {
 		line("body", string(r.Body)+string(r.BodyBase64))
 	}
 	return table.Flush()
+}
+
+// showUnreadable shows a record that cannot be read, and reports whether it is
+// one.
+func showUnreadable(reply []byte) (bool, error) {
+	var r unreadableDocument
+	if err := json.Unmarshal(reply, &r); err != nil || !r.Unreadable {
+		return false, nil // a recordDocument says what is wrong with it
+	}
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	for _, line := range [][2]string{{"id", string(r.ID)}, {"state", r.State}, {"error", r.Error}, {"attempt", r.Attempt}} {
+		_, _ = fmt.Fprintf(table, "%s\t%s\n", line[0], printable(line[1])) // Flush reports what goes wrong
+	}
+	return true, table.Flush()
 }
 
 func newFindCommand() *cobra.Command {
@@ -302,18 +330,19 @@ func newQuestioner(input *os.File) func(name string) (string, error) {
 }
 
 func newCompleteCommand() *cobra.Command {
-	cmd := newCommand("complete <record> --reason <text> [--status <code>] [--header <field: value>...] [--body <text>|@<file>]",
+	cmd := newCommand("complete <record> --reason <text> [--status <code>] [--header <field: value>...] (--body <text>|@<file> | --empty)",
 		"Gives an unknown submit the answer that the provider had given", `
 Gives an unknown submit the answer that the provider had given: the job exists.
 The next repeat gets it as a replay.
 
 The body is a text, or the content of a file with @<file>; @- is the standard
 input. It is replayed as it is. Its Content-Type is application/json unless a
---header says otherwise.`,
+--header says otherwise. An answer without a body needs --empty.`,
 		cobra.ExactArgs(1), complete)
 	cmd.Flags().Int("status", http.StatusAccepted, "The status of the answer")
 	cmd.Flags().StringArray("header", nil, "A header field of the answer: 'Name: value'")
 	cmd.Flags().String("body", "", "The body of the answer, or @file")
+	cmd.Flags().Bool("empty", false, "The answer has no body")
 	addDecisionFlags(cmd)
 	return cmd
 }
@@ -325,6 +354,26 @@ a second one. The next repeat submits.`,
 		cobra.ExactArgs(1), func(client *adminClient, fl caddycmd.Flags) error {
 			return decide(client, fl, "release", map[string]any{})
 		})
+	addDecisionFlags(cmd)
+	return cmd
+}
+
+func newForgetCommand() *cobra.Command {
+	cmd := newCommand("forget <record> --reason <text> [--state <state>]", "Removes a record that is wrong or cannot be read: the next repeat submits", `
+Removes a record in any state, unless its submit is running: what was stored as an
+acceptance was a failure, or nobody can read the record, which then blocks its key.
+The next repeat submits. If there is a job after all there will be two, and both
+are billed.
+
+For a submit whose outcome is unknown there is release.`,
+		cobra.ExactArgs(1), func(client *adminClient, fl caddycmd.Flags) error {
+			order := map[string]any{}
+			if state := fl.String("state"); state != "" {
+				order["state"] = state
+			}
+			return decide(client, fl, "forget", order)
+		})
+	cmd.Flags().String("state", "", "Forget only if the record still is completed, uncertain or unreadable")
 	addDecisionFlags(cmd)
 	return cmd
 }
@@ -359,6 +408,14 @@ func complete(client *adminClient, fl caddycmd.Flags) error {
 		}
 	}
 	order := map[string]any{"status": fl.Int("status"), "headers": header}
+	switch empty := fl.Bool("empty"); {
+	case empty && len(body) > 0:
+		return errors.New("--empty and --body do not go together")
+	case empty:
+		order["empty"] = true
+	case len(body) == 0:
+		return errors.New("--body is missing, or --empty for an answer that has none")
+	}
 	if len(body) > 0 {
 		if !json.Valid(body) && header.Get("Content-Type") == "" {
 			return errors.New("--body is not JSON: give its --header 'Content-Type: …'")

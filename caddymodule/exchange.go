@@ -113,7 +113,7 @@ func (e *exchange) claim(engine *idempotency.Engine, key idempotency.Key, finger
 		ID:          e.id,
 		Fingerprint: fingerprint,
 		Details: idempotency.Details{
-			Namespace: e.Namespace, Key: key, Method: e.r.Method, Path: e.r.URL.Path,
+			Namespace: e.Namespace, Key: key, Method: e.r.Method, Path: e.r.URL.Path, Label: e.label(e.repl),
 		},
 	})
 	e.traceClaim(began, admission, err)
@@ -370,7 +370,7 @@ func (e *exchange) noteConclusion(c idempotency.Conclusion, reason string, statu
 // is called once for each request that comes to an outcome.
 func (e *exchange) note(o outcome) {
 	e.outcome = o
-	metrics.countRequest(o)
+	e.requests.count(o)
 	e.repl.Set(placeholderOutcome, string(o))
 	ctx := e.r.Context()
 	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs == nil {

@@ -130,6 +130,12 @@ type Handler struct {
 	// shown: a JSON pointer. Default: /id.
 	JobID string `json:"job_id,omitempty"`
 
+	// Whose job a record is, in words that operators know: a text with
+	// placeholders, such as {http.request.header.X-Team}. It is stored, and shown to
+	// operators: it must hold no secret. At most 200 bytes are kept; with a
+	// placeholder that nobody knows, none. Default: none.
+	Label string `json:"label,omitempty"`
+
 	fingerprinter   *idempotency.Fingerprinter
 	policy          idempotency.Policy
 	format          idempotency.ProblemFormat
@@ -138,6 +144,8 @@ type Handler struct {
 	maxResponseBody int64
 
 	keyFrom keyDerivation
+
+	requests requestCounters
 
 	engine *sharedEngine
 	logger *zap.Logger
@@ -177,6 +185,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.engine = app.(*App).engine
 	h.policy.Keyring = app.(*App).keyring
+	h.requests = metrics.requestsOf(h.Namespace)
 	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
 		return app.(*App).checkOnce(server)
 	}
@@ -212,6 +221,9 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 		}
 	}
 	if err := h.configureScope(repl); err != nil {
+		return err
+	}
+	if err := h.checkLabel(); err != nil {
 		return err
 	}
 	if err := h.configureFingerprint(); err != nil {
@@ -493,11 +505,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	repl.Set(placeholderRecord, "") // known, also if the request has no record
 	repl.Set(placeholderOutcome, "")
 	if !slices.Contains(h.Methods, r.Method) {
-		return bypass(w, r, repl, next)
+		return h.bypass(w, r, repl, next)
 	}
 	lines := h.keyLines(r.Header)
 	if lines == nil && h.KeyFrom == nil && !h.RequireKey {
-		return bypass(w, r, repl, next)
+		return h.bypass(w, r, repl, next)
 	}
 	e := exchange{Handler: h, w: w, r: r, repl: repl, next: next, traced: isTraced(r)}
 	if lines == nil && h.KeyFrom != nil {
@@ -512,7 +524,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		}
 	}
 	if lines == nil && !h.RequireKey {
-		return bypass(w, r, repl, next)
+		return h.bypass(w, r, repl, next)
 	}
 
 	if lines == nil {
@@ -528,9 +540,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 }
 
 // bypass passes a request on untouched.
-func bypass(w http.ResponseWriter, r *http.Request, repl *caddy.Replacer, next caddyhttp.Handler) error {
+func (h *Handler) bypass(w http.ResponseWriter, r *http.Request, repl *caddy.Replacer, next caddyhttp.Handler) error {
 	repl.Set(placeholderOutcome, string(outcomeBypass))
-	metrics.countRequest(outcomeBypass)
+	h.requests.count(outcomeBypass)
 	return next.ServeHTTP(w, r)
 }
 

@@ -3,6 +3,7 @@ package caddymodule
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,7 +18,7 @@ import (
 var metrics = newCollectors()
 
 // collectors are what Prometheus sees of the module. No label has a value that
-// comes from a request or an answer.
+// comes from a request or an answer: a namespace comes from the configuration.
 type collectors struct {
 	requests        *prometheus.CounterVec
 	storeDuration   *prometheus.HistogramVec
@@ -27,10 +28,20 @@ type collectors struct {
 	findings        prometheus.GaugeFunc
 	leaseLost       prometheus.Counter
 	lateAcceptances prometheus.Counter
+	records         recordsCollector
 
-	// What the vectors above have, found at once.
-	byOutcome map[outcome]prometheus.Counter
-	byOp      map[string]storeMetrics
+	// What the vector above has, found at once.
+	byOp map[string]storeMetrics
+}
+
+// requestCounters count the requests of one namespace, found at once. Those of a
+// handler that was not provisioned count nothing.
+type requestCounters map[outcome]prometheus.Counter
+
+func (c requestCounters) count(o outcome) {
+	if counter, provisioned := c[o]; provisioned {
+		counter.Inc()
+	}
 }
 
 // storeMetrics are those of one store operation.
@@ -49,7 +60,8 @@ func newCollectors() *collectors {
 	}
 	c := &collectors{
 		requests: prometheus.NewCounterVec(counter("requests_total",
-			"Requests by what became of them; bypass has no key or another method, failed ended in an error before the store was asked."), []string{"outcome"}),
+			"Requests by what became of them and by the handler's namespace; bypass has no key or another method, failed ended in an error before the store was asked."),
+			[]string{"outcome", "namespace"}),
 		storeDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: namespace, Subsystem: subsystem, Name: "store_duration_seconds",
 			Help:    "How long store operations took, failed ones included.",
@@ -69,12 +81,9 @@ func newCollectors() *collectors {
 		lateAcceptances: prometheus.NewCounter(counter("late_acceptances_total",
 			"Acceptances that arrived when their record was no longer their own; the job exists and is not in the store.")),
 	}
+	c.records.desc = prometheus.NewDesc(prometheus.BuildFQName(namespace, subsystem, "records"), recordsHelp, []string{"state"}, nil)
 	// All series are there from the start: one that appears with its first event
 	// hides it from rate().
-	c.byOutcome = make(map[outcome]prometheus.Counter)
-	for _, o := range outcomes {
-		c.byOutcome[o] = c.requests.WithLabelValues(string(o))
-	}
 	c.byOp = make(map[string]storeMetrics)
 	for _, op := range idempotency.Operations() {
 		c.byOp[op] = storeMetrics{c.storeDuration.WithLabelValues(op), c.storeErrors.WithLabelValues(op)}
@@ -85,7 +94,7 @@ func newCollectors() *collectors {
 // register adds the collectors to a configuration's registry.
 func (c *collectors) register(registry *prometheus.Registry) error {
 	for _, collector := range []prometheus.Collector{
-		c.requests, c.storeDuration, c.storeErrors, c.inFlight, c.unstored, c.findings, c.leaseLost, c.lateAcceptances,
+		c.requests, c.storeDuration, c.storeErrors, c.inFlight, c.unstored, c.findings, c.leaseLost, c.lateAcceptances, c.records,
 	} {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(collector); err != nil && !errors.As(err, &already) {
@@ -95,7 +104,15 @@ func (c *collectors) register(registry *prometheus.Registry) error {
 	return nil
 }
 
-func (c *collectors) countRequest(o outcome) { c.byOutcome[o].Inc() }
+// requestsOf returns the counters of a namespace. All of them are there from the
+// time when the first handler with it is provisioned.
+func (c *collectors) requestsOf(namespace string) requestCounters {
+	counters := make(requestCounters, len(outcomes))
+	for _, o := range outcomes {
+		counters[o] = c.requests.WithLabelValues(string(o), strings.ToValidUTF8(namespace, "\uFFFD"))
+	}
+	return counters
+}
 
 func (c *collectors) observeStore(op string, took time.Duration, err error) {
 	of := c.byOp[op]

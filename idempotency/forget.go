@@ -39,20 +39,23 @@ func (e *UnreadableError) Unwrap() error { return e.Err }
 // more: a failure that was stored as an acceptance, or a value that nobody can
 // read.
 //
-// Attempt, State and Unreadable are what the operator has seen; each counts only
-// if it is set. A record that says something else meanwhile is not forgotten.
+// Attempt, State, Unreadable and Seen are what the operator has seen; each counts
+// only if it is set, and the first two do not go together with the others. A
+// record that says something else meanwhile is not forgotten.
 type Forgetting struct {
 	ID RecordID
 	// Keyring decrypts the record.
 	Keyring *Keyring
-	// Attempt is the token of the record, and excludes Unreadable.
+	// Attempt is the token of the record.
 	Attempt *Token
 	// State of the record. An attempt keeps its token when its acceptance is
 	// stored: with the token alone, a record that was uncertain when the operator
 	// looked may be the provider's acceptance by now.
 	State State
-	// Unreadable names the value that could not be read.
-	Unreadable *Digest
+	// Unreadable: the record could not be read.
+	Unreadable bool
+	// Seen names the value that could not be read.
+	Seen *Digest
 }
 
 // Forget removes a record in any state but in progress, also one that cannot be
@@ -99,7 +102,7 @@ func (e *Engine) judged(ctx context.Context, f Forgetting) (Digest, State, error
 	var unreadable *UnreadableError
 	switch {
 	case errors.As(err, &unreadable):
-		if f.Attempt != nil || f.State != 0 || f.Unreadable != nil && *f.Unreadable != unreadable.Seen {
+		if f.Attempt != nil || f.State != 0 || f.Seen != nil && *f.Seen != unreadable.Seen {
 			return Digest{}, 0, ErrChanged
 		}
 		return unreadable.Seen, 0, nil
@@ -107,7 +110,7 @@ func (e *Engine) judged(ctx context.Context, f Forgetting) (Digest, State, error
 		return Digest{}, 0, fmt.Errorf("%w: %w", ErrNotApplied, err)
 	case err != nil:
 		return Digest{}, 0, err
-	case f.Unreadable != nil:
+	case f.Unreadable || f.Seen != nil:
 		return Digest{}, 0, ErrChanged
 	case f.Attempt != nil && *f.Attempt != view.Record.Token:
 		return Digest{}, 0, ErrAnotherAttempt

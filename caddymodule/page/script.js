@@ -48,6 +48,11 @@ function create(name, text, className) {
 	return e;
 }
 
+// visible writes what would not be seen, or would move other text, as its code.
+function visible(text) {
+	return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+}
+
 function moment(text) {
 	const at = new Date(text);
 	const minutes = Math.floor((Date.now() - at) / 60000);
@@ -91,7 +96,7 @@ function showList({ records, counts, next_cursor: next, unreadable = [], unreada
 	element('more').hidden = !next || limit >= most;
 	const caption = [records.length === 1 ? '1 record, ' : `${records.length} records, `, 'the oldest first'];
 	if (next) caption.push(limit >= most ? '; there are more: filter them' : '; there are more');
-	if (unread) caption.push(`; ${unread} unreadable: ${unreadable.join(', ')}${unread > unreadable.length ? ', …' : ''}`);
+	if (unread) caption.push(`; ${unread} unreadable, open one by its id to forget it: ${unreadable.join(', ')}${unread > unreadable.length ? ', …' : ''}`);
 	element('caption').textContent = caption.join('');
 
 	const now = JSON.stringify(records);
@@ -118,6 +123,7 @@ function row(r) {
 	cell(moment(r.created_at));
 	cell(`${r.method} ${r.path}${r.namespace ? ` (${r.namespace})` : ''}`);
 	cell([r.status, r.job_id].filter(Boolean).join(' '));
+	cell(visible(r.label ?? ''));
 	cell(r.error ?? '');
 	return tr;
 }
@@ -148,7 +154,10 @@ async function showRecord(reveal = false) {
 	for (const [name, value] of Object.entries(record)) {
 		switch (name) {
 		case 'id': break;
-		case 'state': field(name, stateNames[value]); break;
+		case 'unreadable': break;
+		case 'state': field(name, stateNames[value] ?? value); break;
+		case 'label': field(name, visible(value)); break;
+		case 'decision': field(name, visible(`${value.what} at ${value.at}, from ${value.by ?? 'a local socket'}: ${value.reason}`)); break;
 		case 'headers':
 			for (const [header, values] of Object.entries(value)) for (const v of values) field('header', `${header}: ${v}`);
 			break;
@@ -159,6 +168,7 @@ async function showRecord(reveal = false) {
 	element('fields').replaceChildren(...fields);
 	element('reveal').hidden = reveal;
 	element('decisions').hidden = record.state !== 'uncertain';
+	element('forget').hidden = record.state === 'in_progress';
 	section.hidden = false;
 	if (!reveal) section.focus();
 }
@@ -214,9 +224,10 @@ element('complete').addEventListener('submit', (event) => {
 	}
 	const order = { status: Number(status), reason, headers: type && body ? { 'Content-Type': type } : {} };
 	if (body) order.body_base64 = base64(body); // as it was typed
+	else order.empty = true;
 	submitDecision(form, 'complete', order, [
 		'Complete this submit?',
-		`Every repeat of ${record.method} ${record.path} gets status ${status} and this body from now on. That cannot be taken back.`,
+		`Every repeat of ${record.method} ${record.path} gets status ${status} and ${body ? 'this' : 'an empty'} body from now on. That cannot be taken back.`,
 		'Complete',
 	]);
 });
@@ -228,6 +239,17 @@ element('release').addEventListener('submit', (event) => {
 		'Release this submit?',
 		`The next repeat of ${record.method} ${record.path} is sent to the provider. If the job exists after all, there will be two, and both are billed.`,
 		'Release',
+	]);
+});
+
+element('forget').addEventListener('submit', (event) => {
+	event.preventDefault();
+	const form = event.target;
+	const request = record.path ? `${record.method} ${record.path}` : `record ${record.id}`;
+	submitDecision(form, 'forget', { reason: form.elements.reason.value, state: record.state }, [
+		'Forget this record?',
+		`It is ${stateNames[record.state] ?? record.state}, and is removed. The next repeat of ${request} is sent to the provider. If there is a job, there will be two, and both are billed.`,
+		'Forget',
 	]);
 });
 
