@@ -55,11 +55,22 @@ type record struct {
 	ExpiresAt  time.Time `json:"expires_at"`
 	Error      string    `json:"error"`
 	Attempt    string    `json:"attempt"`
+	Label      string    `json:"label"`
+	Unreadable bool      `json:"unreadable"`
+	Decision   *decided  `json:"decision"`
 
 	Key        string          `json:"key"`
 	Headers    http.Header     `json:"headers"`
 	Body       json.RawMessage `json:"body"`
 	BodyBase64 []byte          `json:"body_base64"`
+}
+
+// decided is who decided about a record.
+type decided struct {
+	What   string    `json:"what"`
+	Reason string    `json:"reason"`
+	By     string    `json:"by"`
+	At     time.Time `json:"at"`
 }
 
 type listing struct {
@@ -198,7 +209,7 @@ func TestLateAcceptanceAfterDecision(t *testing.T) {
 			id := other.list(t, "").Records[0].ID
 
 			// While its owner is alive the record is not for operators.
-			got := other.decide(t, id, decision, `{"reason":"impatient","status":202}`)
+			got := other.decide(t, id, decision, `{"reason":"impatient","status":202,"body":{}}`)
 			if decision == "release" {
 				got = other.decide(t, id, decision, `{"reason":"impatient"}`)
 			}
@@ -292,7 +303,7 @@ func TestDecisionNamesAttempt(t *testing.T) {
 	for _, decision := range []string{"release", "complete"} {
 		body := `{"reason":"r","attempt":"` + seen + `"}`
 		if decision == "complete" {
-			body = `{"reason":"r","status":200,"attempt":"` + seen + `"}`
+			body = `{"reason":"r","status":200,"empty":true,"attempt":"` + seen + `"}`
 		}
 		if got := g.decide(t, id, decision, body); got.status != 409 || !strings.Contains(got.body, "another attempt") {
 			t.Errorf("%s about an attempt of the past gave %s", decision, got)
@@ -384,7 +395,7 @@ func TestAdminBadInput(t *testing.T) {
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	id := leaveUnknown(t, g, p, submitUnknown)
-	const good = `{"reason":"r","status":202}`
+	const good = `{"reason":"r","status":202,"body":{}}`
 	unknown := strings.Repeat("0", 32)
 	records := "/idempotency/records"
 	for name, test := range map[string]struct {
@@ -434,15 +445,15 @@ func TestAdminBadInput(t *testing.T) {
 		"attempt":                 {"POST", records + "/" + id + "/release", `{"reason":"r","attempt":"7"}`, nil, 400, "attempt"},
 		"another attempt":         {"POST", records + "/" + id + "/release", `{"reason":"r","attempt":"` + unknown + `"}`, nil, 409, "another attempt"},
 		"no status":               {"POST", records + "/" + id + "/complete", `{"reason":"r"}`, nil, 400, "status: it is missing"},
-		"status":                  {"POST", records + "/" + id + "/complete", `{"reason":"r","status":102}`, nil, 400, "status 102"},
+		"status":                  {"POST", records + "/" + id + "/complete", `{"reason":"r","status":102,"empty":true}`, nil, 400, "status 102"},
 		"complete for a number":   {"POST", records + "/" + id + "/complete", `{"reason":5,"status":202}`, nil, 400, `"reason: it must not be a JSON number"`},
 		"attempt of a number":     {"POST", records + "/" + id + "/complete", `{"reason":"r","attempt":5,"status":202}`, nil, 400, `"attempt: it must not be a JSON number"`},
 		"status text":             {"POST", records + "/" + id + "/complete", `{"reason":"r","status":"202"}`, nil, 400, "status: it must not be a JSON string"},
 		"body of a 204":           {"POST", records + "/" + id + "/complete", `{"reason":"r","status":204,"body":{}}`, nil, 400, "204"},
 		"two bodies":              {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"body":{},"body_base64":"e30="}`, nil, 400, "body_base64"},
 		"no base64":               {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"body_base64":"{}"}`, nil, 400, "body_base64"},
-		"header name":             {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"headers":{"a b":"c"}}`, nil, 400, "headers"},
-		"header value":            {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"headers":{"a":"b\r\nc: d"}}`, nil, 400, "headers"},
+		"header name":             {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"empty":true,"headers":{"a b":"c"}}`, nil, 400, "headers"},
+		"header value":            {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"empty":true,"headers":{"a":"b\r\nc: d"}}`, nil, 400, "headers"},
 		"header of a number":      {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"headers":{"a":1}}`, nil, 400, `"headers: it must not be a JSON number"`},
 		"header of numbers":       {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"headers":{"a":["b",1]}}`, nil, 400, `"headers: it must not be a JSON number"`},
 		"over 1 MiB":              {"POST", records + "/" + id + "/complete", `{"reason":"r","status":202,"body":"` + strings.Repeat("x", 1<<20) + `"}`, nil, 413, "1048576"},

@@ -141,7 +141,8 @@ func TestContribMetricsExist(t *testing.T) {
 	}
 	name := regexp.MustCompile(`caddy_idempotency_\w+`)
 	exposed, values := map[string]bool{}, map[string]bool{}
-	label := regexp.MustCompile(`\b(outcome|op)(?:=|=~|!=)"([^"]*)"`)
+	label := regexp.MustCompile(`\b(outcome|op|state)(?:=|=~|!=)"([^"]*)"`)
+	g.awaitRecords(t, map[string]int{"uncertain": 0, "in_progress": 0, "completed": 0})
 	for s := range g.scrape(t) {
 		exposed[name.FindString(s)] = true
 		for _, match := range label.FindAllStringSubmatch(s, -1) {

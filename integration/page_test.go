@@ -41,10 +41,10 @@ func TestOperatorPage(t *testing.T) {
 	p := startProvider(t, answerWith(202, nil, `{"id":"<script>injected = 1</script>"}`))
 	admin := freeAddress(t)
 	g := &gateway{url: "http://" + freeAddress(t), admin: admin, log: &logBuffer{}, dir: t.TempDir()}
-	g.write(t, p.url, options{admin: "origins " + admin + ` ""`})
+	g.write(t, p.url, options{admin: "origins " + admin + ` ""`, idempotency: `label "team {http.request.header.X-Team}"`})
 	g.endWith(t)
 	g.run(t)
-	g.send(t, request{key: "done", body: "x"})
+	g.send(t, request{key: "done", body: "x", header: http.Header{"X-Team": {"\u202ea <b>"}}})
 	p.want(t, 1)
 	const path = `/x/<img src=x onerror="injected=1">`
 	unknown := []request{
@@ -85,6 +85,12 @@ func TestOperatorPage(t *testing.T) {
 	}
 	g.awaitLog(t, `"record":"`+ids[1]+`","decision":"completed","reason":"found in the console"`)
 	g.awaitLog(t, `"record":"`+ids[0]+`","decision":"released","reason":"not in the console"`)
+	// And the acceptance that it has forgotten is submitted again.
+	if got := g.send(t, request{key: "done", body: "x"}); got.status != 202 || got.replayed() {
+		t.Errorf("the repeat of the forgotten one got %s", got)
+	}
+	p.want(t, 8)
+	g.awaitLog(t, `"decision":"forgotten","state":"completed","reason":"it was a failure"`)
 }
 
 // The page runs nothing but itself, and is there also when the store is not.

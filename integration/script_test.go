@@ -24,6 +24,10 @@ import (
 //		a submit whose outcome is not known; the variable is its record's id
 //	submit <key> <status> <text> [<path>]
 //		a submit, and what its answer must be
+//	record <key> <variable>
+//		the variable is the id of a key's record
+//	unreadable <key>
+//		the key's record becomes one that cannot be read
 //	submits <n>
 //		how many submits the provider must have received
 func TestCommands(t *testing.T) {
@@ -38,7 +42,7 @@ func TestCommands(t *testing.T) {
 			tb := env.T().(testing.TB)
 			p := startProvider(tb, nil)
 			g := startGateway(tb, p.url, options{})
-			env.Values["world"] = world{g, p}
+			env.Values["world"], env.Values["testing"] = world{g, p}, tb
 			env.Setenv("ADMIN", g.admin)
 			env.Setenv("STRANGER", startStranger(tb, "404 page not found"))
 			env.Setenv("STRANGER_JSON", startStranger(tb, `{"error":"no such route"}`))
@@ -66,6 +70,19 @@ func TestCommands(t *testing.T) {
 				_, id, _ := strings.Cut(got.body, "Record: ")
 				ts.Setenv(args[1], id[:32])
 			},
+			"record": func(ts *testscript.TestScript, neg bool, args []string) {
+				if neg || len(args) != 2 {
+					ts.Fatalf("usage: record key variable")
+				}
+				ts.Setenv(args[1], keyRecord(ts.Value("testing").(testing.TB), worlds(ts).gateway, args[0]))
+			},
+			"unreadable": func(ts *testscript.TestScript, neg bool, args []string) {
+				if neg || len(args) != 1 {
+					ts.Fatalf("usage: unreadable key")
+				}
+				t, g := ts.Value("testing").(testing.TB), worlds(ts).gateway
+				spoilEmbedded(t, g, keyRecord(t, g, args[0]))
+			},
 			"submit": func(ts *testscript.TestScript, neg bool, args []string) {
 				if neg || len(args) < 3 || len(args) > 4 {
 					ts.Fatalf("usage: submit key status text [path]")
@@ -82,6 +99,18 @@ func TestCommands(t *testing.T) {
 			},
 		},
 	})
+}
+
+// keyRecord returns the id of a key's record.
+func keyRecord(t testing.TB, g *gateway, key string) string {
+	t.Helper()
+	for _, r := range g.list(t, "").Records {
+		if told[record](t, g.ask(t, http.MethodGet, "/idempotency/records/"+r.ID+"?reveal=true", "")).Key == key {
+			return r.ID
+		}
+	}
+	t.Fatalf("key %s has no record", key)
+	return ""
 }
 
 // startStranger starts a server that answers everything with 404, and returns

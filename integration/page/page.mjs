@@ -135,6 +135,7 @@ await step('what it has completed is shown exactly', async () => {
   await page.keyboard.press('Enter');
   await text('#fields', 'job_77');
   await page.locator('#decisions').waitFor({ state: 'hidden' });
+  await text('#fields', 'found in the console');
   await page.click('#reveal');
   await text('#fields', '12345678901234567890');
   await page.click('#close');
@@ -180,6 +181,26 @@ await step('another operator was faster', async () => {
   await page.click('#confirm-yes');
   await text('#failure', `Record ${third}: there is no such record`);
   await count('uncertain').filter({ hasText: /^0$/ }).waitFor();
+});
+
+await step('forget, with a word that is typed and a confirmation', async () => {
+  await page.selectOption('#filter [name=state]', 'completed');
+  await page.fill('#filter [name=label]', 'team \u202ea*');
+  await page.keyboard.press('Enter');
+  await text('#caption', '1 record,');
+  await text('#rows', 'team \\u{202e}a <b>');
+  await rows.locator('button').click();
+  await text('#record-title', 'Record');
+  await page.locator('#decisions').waitFor({ state: 'hidden' });
+  await page.fill('#forget [name=reason]', 'it was a failure');
+  await page.click('#forget button');
+  assert.equal(await page.locator('#confirm[open]').count(), 0, 'the word is missing');
+  await page.fill('#forget [name=typed]', 'forget');
+  await page.click('#forget button');
+  await text('#confirm-text', 'It is completed');
+  await page.click('#confirm-yes');
+  await text('#done', 'is forgotten.');
+  await count('completed').filter({ hasText: /^2$/ }).waitFor();
 });
 
 assert.deepEqual(expected(), []);
