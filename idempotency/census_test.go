@@ -100,7 +100,9 @@ type counted struct {
 
 func (*counted) Now(context.Context) (time.Time, error) { return time.Now(), nil }
 
-func (s *counted) Scan(ctx context.Context, _ string) (idempotency.ScanPage, error) { return s.scan(ctx) }
+func (s *counted) Scan(ctx context.Context, _ string) (idempotency.ScanPage, error) {
+	return s.scan(ctx)
+}
 
 func (s *counted) Close() error {
 	s.closed = true
