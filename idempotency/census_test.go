@@ -108,3 +108,46 @@ func (s *counted) Close() error {
 	s.closed = true
 	return nil
 }
+
+// A store is at work with counting for a tenth of the time at most.
+func TestCensusLeavesTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const pages, each = 50, 400 * time.Millisecond
+		scans := 0
+		engine := idempotency.NewEngine(idempotency.EngineConfig{Store: &counted{scan: func(context.Context) (idempotency.ScanPage, error) {
+			time.Sleep(each)
+			scans++
+			page := idempotency.ScanPage{Headers: []idempotency.Header{{ID: "a", Record: idempotency.Record{State: idempotency.Completed}}}}
+			if scans%pages != 0 {
+				page.Next = "more"
+			}
+			return page, nil
+		}}})
+		began := time.Now()
+		engine.Census()
+		time.Sleep(pages * each)
+		synctest.Wait()
+		if n := engine.Census()[idempotency.Completed]; n != pages {
+			t.Errorf("the census has %d records, want %d", n, pages)
+		}
+		for time.Since(began) < 10*pages*each-time.Second {
+			time.Sleep(time.Second)
+			engine.Census()
+		}
+		synctest.Wait()
+		if scans != pages {
+			t.Errorf("after %s another census has begun", time.Since(began))
+		}
+		time.Sleep(time.Second)
+		engine.Census()
+		time.Sleep(pages * each)
+		synctest.Wait()
+		if scans != 2*pages {
+			t.Errorf("%d scans, want %d", scans, 2*pages)
+		}
+		if err := engine.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
