@@ -157,7 +157,8 @@ func (g *gateway) run(t testing.TB) {
 			t.Fatalf("caddy ended at once:\n%s", g.log.String())
 		default:
 		}
-		conn, err := net.Dial("tcp", strings.TrimPrefix(g.url, "http://"))
+		_, address, _ := strings.Cut(g.url, "://")
+		conn, err := net.Dial("tcp", address)
 		if err != nil {
 			return false
 		}
