@@ -489,6 +489,7 @@ var problemOutcomes = map[idempotency.Code]outcome{
 	idempotency.CodeMissing:           outcomeMissingKey,
 	idempotency.CodeInvalid:           outcomeInvalidKey,
 	idempotency.CodeInProgress:        outcomeInProgress,
+	idempotency.CodeScopeUnstable:     outcomeFailed,
 	idempotency.CodeReuse:             outcomeReuse,
 	idempotency.CodeOutcomeUnknown:    outcomeOutcomeUnknown,
 	idempotency.CodeResultUnavailable: outcomeUnavailable,

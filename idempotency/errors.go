@@ -94,6 +94,9 @@ const (
 	CodeInvalid Code = "idempotency_key_invalid"
 	// CodeInProgress: the first request with this key is still running.
 	CodeInProgress Code = "idempotency_key_in_progress"
+	// CodeScopeUnstable: who the key belongs to cannot be told, because the
+	// credential of the request changes from request to request; nothing was sent.
+	CodeScopeUnstable Code = "idempotency_scope_unstable"
 	// CodeReuse: the key was used with another request.
 	CodeReuse Code = "idempotency_key_reuse"
 	// CodeOutcomeUnknown: the submit was sent, and nobody knows whether the

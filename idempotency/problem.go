@@ -53,6 +53,10 @@ var problemKinds = map[Code]problemKind{
 		http.StatusBadRequest, http.StatusConflict, "Request is in progress",
 		"The first request with this idempotency key is still running. Retry with the same key after Retry-After seconds.", false,
 	},
+	CodeScopeUnstable: {
+		http.StatusInternalServerError, http.StatusInternalServerError, "Caller cannot be recognised",
+		"Nothing was sent to the provider. The credential of this request changes from request to request, so a retry could not be recognised and would start a second job. The operator of this gateway must set the option scope.", true,
+	},
 	CodeReuse: {
 		http.StatusBadRequest, http.StatusUnprocessableEntity, "Idempotency key was used with another request",
 		"This idempotency key was already used with a different request. Use a new key for a new job, and the unchanged request for a retry.", true,

@@ -24,6 +24,7 @@ var problems = []struct {
 	{idempotency.CodeMissing, "idempotency_key_missing", 400, 400, false},
 	{idempotency.CodeInvalid, "idempotency_key_invalid", 400, 400, false},
 	{idempotency.CodeInProgress, "idempotency_key_in_progress", 400, 409, false},
+	{idempotency.CodeScopeUnstable, "idempotency_scope_unstable", 500, 500, true},
 	{idempotency.CodeReuse, "idempotency_key_reuse", 400, 422, true},
 	{idempotency.CodeOutcomeUnknown, "idempotency_outcome_unknown", 409, 409, true},
 	{idempotency.CodeResultUnavailable, "idempotency_result_unavailable", 409, 409, true},
