@@ -55,7 +55,7 @@ var problemKinds = map[Code]problemKind{
 	},
 	CodeScopeUnstable: {
 		http.StatusInternalServerError, http.StatusInternalServerError, "Caller cannot be recognised",
-		"Nothing was sent to the provider. The credential of this request changes from request to request, so a retry could not be recognised and would start a second job. The operator of this gateway must set the option scope.", true,
+		"This gateway cannot tell who the idempotency key of this request belongs to, so a retry could not be recognised and might start a second job. Nothing was sent to the provider. The operator of this gateway must set the option scope.", true,
 	},
 	CodeReuse: {
 		http.StatusBadRequest, http.StatusUnprocessableEntity, "Idempotency key was used with another request",
