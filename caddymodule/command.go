@@ -262,7 +262,7 @@ func showUnreadable(reply []byte) (bool, error) {
 }
 
 func newFindCommand() *cobra.Command {
-	cmd := newCommand("find [--key <key>] [--namespace <name>] [--scope <name>...]", "Finds the record of an idempotency key", `
+	cmd := newCommand("find [--key <key>] [--namespace <name>] [--credential <field>... | --scope <name>...]", "Finds the record of an idempotency key", `
 Finds the record of an idempotency key, and shows it.
 
 It asks for the values of the key's scope, and for the key if --key is not given,
@@ -272,27 +272,25 @@ id is a digest of them.
 
 The scope's values are those that the handler's option scope has for the caller's
 request; by default the whole values of the header fields Authorization and
-X-Api-Key, empty if the request has none. Name them with --scope if the handler
-has others, in their order.`,
+X-Api-Key, empty if the request has none. If it has Api-Key, xi-api-key,
+x-goog-api-key, Ocp-Apim-Subscription-Key or X-Auth-Token, name each with
+--credential. Name the values with --scope if the handler has that option, in
+their order.`,
 		cobra.NoArgs, find)
 	cmd.Flags().String("key", "", "The key, as the caller sent it")
 	cmd.Flags().String("namespace", "", "The handler's namespace")
-	cmd.Flags().StringArray("scope", []string{"Authorization", "X-Api-Key"}, "What to ask for: the names of the scope's values")
+	cmd.Flags().StringArray("credential", nil, "A further header field that the request has, of the default scope")
+	cmd.Flags().StringArray("scope", nil, "What to ask for: the names of the values of the handler's option scope")
+	cmd.MarkFlagsMutuallyExclusive("credential", "scope")
 	addShowFlags(cmd)
 	return cmd
 }
 
 func find(client *adminClient, fl caddycmd.Flags) error {
-	names, err := fl.GetStringArray("scope")
+	ask := newQuestioner(os.Stdin)
+	scope, err := askScope(fl, ask)
 	if err != nil {
 		return err
-	}
-	ask := newQuestioner(os.Stdin)
-	scope := make([]string, len(names))
-	for i, name := range names {
-		if scope[i], err = ask(name); err != nil {
-			return err
-		}
 	}
 	text := fl.String("key")
 	if !fl.Changed("key") {
@@ -305,6 +303,43 @@ func find(client *adminClient, fl caddycmd.Flags) error {
 		return err
 	}
 	return show(client, fl, string(idempotency.NewRecordID(fl.String("namespace"), scope, key)))
+}
+
+// askScope asks for the values of the scope: those that the flags name, or those
+// of the default scope.
+func askScope(fl caddycmd.Flags, ask func(name string) (string, error)) (scope []string, err error) {
+	names, err := fl.GetStringArray("scope")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		value, err := ask(name)
+		if err != nil {
+			return nil, err
+		}
+		scope = append(scope, value)
+	}
+	if len(names) > 0 {
+		return scope, nil
+	}
+	others, err := fl.GetStringArray("credential")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range others {
+		if !idempotency.IsCredentialField(http.CanonicalHeaderKey(name)) {
+			return nil, fmt.Errorf("the default scope has no field %s; with the option scope, name its values with --scope", name)
+		}
+	}
+	header := make(http.Header)
+	for _, name := range slices.Concat([]string{"Authorization", "X-Api-Key"}, others) {
+		value, err := ask(name)
+		if err != nil {
+			return nil, err
+		}
+		header.Set(name, value)
+	}
+	return idempotency.DefaultScope(header), nil
 }
 
 // newQuestioner returns a function that asks for one value: on a terminal

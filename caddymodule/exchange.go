@@ -58,15 +58,9 @@ func (e *exchange) submit(key idempotency.Key) error {
 // read finds out which record the request is about, reads its body, and digests
 // it. If it reports false, the request is answered.
 func (e *exchange) read(key idempotency.Key) (f idempotency.Fingerprint, read bool, err error) {
-	scope := make([]string, len(e.Scope))
-	for i, text := range e.Scope {
-		// A placeholder that nobody knows must not become empty: a misspelt
-		// scope would put all callers into one.
-		value, err := e.repl.ReplaceOrErr(text, false, true)
-		if err != nil {
-			return f, false, e.fail(caddyhttp.Error(http.StatusInternalServerError, fmt.Errorf("scope: %w", err)))
-		}
-		scope[i] = value
+	scope, problem := e.scopeValues()
+	if problem != nil {
+		return f, false, e.problem(*problem)
 	}
 	e.id = idempotency.NewRecordID(e.Namespace, scope, key)
 	e.repl.Set(placeholderRecord, string(e.id))

@@ -3,8 +3,10 @@ package caddymodule
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,8 +55,13 @@ type Handler struct {
 	Namespace string `json:"namespace,omitempty"`
 
 	// Who a key belongs to: texts with placeholders. Two requests share records
-	// only if all values are equal. Default: the header fields Authorization and
-	// X-Api-Key.
+	// only if all values are equal. {http.idempotency.jwt.<claim>} and
+	// {http.idempotency.aws_access_key} are what a token or a signature says of
+	// itself, not verified. A request for which all placeholders are empty is
+	// refused. Default: the credentials in Authorization, X-Api-Key, Api-Key,
+	// xi-api-key, x-goog-api-key, Ocp-Apim-Subscription-Key and X-Auth-Token. By
+	// default a request with a signature, or with a JSON Web Token that expires
+	// within the retention, is refused: no retry of it could be recognised.
 	Scope []string `json:"scope,omitempty"`
 
 	// How bodies are compared: auto, JSON by its meaning and multipart/form-data
@@ -146,6 +153,12 @@ type Handler struct {
 	keyFrom keyDerivation
 
 	requests requestCounters
+	// Of each value of Scope: whether it has a placeholder of the request, and
+	// what it is when all of those are empty.
+	scopeVaries []bool
+	scopeEmpty  []string
+	// readsCredential: an option has a placeholder that mapCredential makes known.
+	readsCredential bool
 
 	engine *sharedEngine
 	logger *zap.Logger
@@ -220,12 +233,17 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 			return fmt.Errorf("methods: %q is not POST, PUT, PATCH or DELETE", method)
 		}
 	}
+	if err := checkNamespace(h.Namespace); err != nil {
+		return err
+	}
 	if err := h.configureScope(repl); err != nil {
 		return err
 	}
 	if err := h.checkLabel(); err != nil {
 		return err
 	}
+	h.readsCredential = slices.ContainsFunc(h.Scope, readsCredential) || readsCredential(h.Label) ||
+		h.KeyFrom != nil && readsCredential(h.KeyFrom.Text)
 	if err := h.configureFingerprint(); err != nil {
 		return err
 	}
@@ -269,38 +287,6 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 	case idempotency.FormatEnvelope, idempotency.FormatProblem:
 	default:
 		return fmt.Errorf("errors: %q is neither envelope nor problem", h.Errors)
-	}
-	return nil
-}
-
-func (h *Handler) configureScope(repl *caddy.Replacer) error {
-	if len(h.Scope) == 0 {
-		h.Scope = []string{"{http.request.header.Authorization}", "{http.request.header.X-Api-Key}"}
-	}
-	shared := true
-	for _, value := range h.Scope {
-		if value == "" {
-			return errors.New("scope: a value is empty, and tells no callers apart")
-		}
-		if readsBody(value) {
-			return fmt.Errorf("scope: %w", errReadsBody)
-		}
-		if bare := strings.NewReplacer(`\{`, "", `\}`, "").Replace(value); strings.Count(bare, "{") != strings.Count(bare, "}") {
-			return fmt.Errorf("scope: %q has a placeholder that is not closed", value)
-		}
-		switch field := http.CanonicalHeaderKey(value); field {
-		case "Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "Api-Key", "X-Auth-Token":
-			return fmt.Errorf("scope: %s is the name of a header field, the same for all callers: write {http.request.header.%s}", value, field)
-		}
-		if _, err := repl.ReplaceOrErr(value, true, false); err != nil {
-			return fmt.Errorf("scope: %w", err)
-		}
-		if _, err := repl.ReplaceOrErr(value, false, true); err != nil {
-			shared = false // it has a placeholder that is not global
-		}
-	}
-	if shared {
-		h.logger.Warn("scope has no placeholder of the request, so all callers share one scope: each gets what the others submitted under its key")
 	}
 	return nil
 }
@@ -506,11 +492,17 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	repl.Set(placeholderRecord, "") // known, also if the request has no record
 	repl.Set(placeholderOutcome, "")
 	if !slices.Contains(h.Methods, r.Method) {
+		if method := h.methodInOtherCase(r.Method); method != "" {
+			return h.refuseMethod(w, r, repl, method)
+		}
 		return h.bypass(w, r, repl, next)
 	}
 	lines := h.keyLines(r.Header)
 	if lines == nil && h.KeyFrom == nil && !h.RequireKey {
 		return h.bypass(w, r, repl, next)
+	}
+	if h.readsCredential {
+		mapCredential(repl, r.Header)
 	}
 	e := exchange{Handler: h, w: w, r: r, repl: repl, next: next, traced: isTraced(r)}
 	if lines == nil && h.KeyFrom != nil {
@@ -538,6 +530,35 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return e.problem(idempotency.Problem{Code: idempotency.CodeInvalid, Detail: "It was refused because " + invalid.Reason + "."})
 	}
 	return e.submit(key)
+}
+
+// methodInOtherCase returns the configured method that a request's method differs
+// from in case only, "" if there is none. A provider that does not mind the case
+// would start a job that nobody guards.
+func (h *Handler) methodInOtherCase(method string) string {
+	for _, configured := range h.Methods {
+		if strings.EqualFold(configured, method) {
+			return configured
+		}
+	}
+	return ""
+}
+
+// refuseMethod answers a request whose method is written in another case. It has
+// no code: nothing is wrong with the key, if there is one.
+func (h *Handler) refuseMethod(w http.ResponseWriter, r *http.Request, repl *caddy.Replacer, method string) error {
+	e := exchange{Handler: h, w: w, r: r, repl: repl}
+	e.note(outcomeFailed)
+	h.logger.Debug("a request was refused because its method differs from one of methods in case only", zap.String("method", method))
+	text := "The method of this request is " + method + " in another case. Methods are case-sensitive (RFC 9110, section 9.1): " +
+		"send it in capitals. Nothing was sent to the provider.\n"
+	header := w.Header()
+	header.Set("Cache-Control", "no-store")
+	header.Set("Content-Type", "text/plain; charset=utf-8")
+	header.Set("Content-Length", strconv.Itoa(len(text)))
+	w.WriteHeader(http.StatusBadRequest)
+	_, err := io.WriteString(w, text)
+	return e.written(err)
 }
 
 // bypass passes a request on untouched.

@@ -41,6 +41,9 @@ func (h *Handler) configureKeyFrom() error {
 	if readsBody(h.KeyFrom.Text) {
 		return fmt.Errorf("key_from: %w", errReadsBody)
 	}
+	if err := checkOwnPlaceholders("key_from", h.KeyFrom.Text); err != nil {
+		return err
+	}
 	h.keyFrom = keyDerivation{namespace, h.KeyFrom.Text}
 	return nil
 }
