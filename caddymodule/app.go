@@ -41,6 +41,9 @@ type App struct {
 	engine   *sharedEngine
 	acquired bool
 	checked  map[*caddyhttp.Server]bool
+	guards   []*guard // of the servers that are checked
+	owners   owners
+	deployed *deployment // while it runs
 	logger   *zap.Logger
 }
 
@@ -68,6 +71,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
+	a.owners.store = resourcesOf(store)
 	engine := newSharedEngine(store)
 	if err := engine.acquire(); err != nil {
 		return fmt.Errorf("store: %w", err)
@@ -102,15 +106,28 @@ func (a *App) checkOnce(server *caddyhttp.Server) error {
 		a.checked = make(map[*caddyhttp.Server]bool)
 	}
 	a.checked[server] = true
-	return checkRoutes(server, a.logger)
+	guards, err := checkRoutes(server, a.logger)
+	a.addGuards(guards)
+	return err
 }
 
 // Start lets a store that watches over its server begin with it, in the
-// background. Any other store is opened by the first submit.
-func (a *App) Start() error { return a.engine.watch() }
+// background. Any other store is opened by the first submit. It warns of keys
+// that this configuration has made free again.
+func (a *App) Start() error {
+	if err := a.engine.watch(); err != nil {
+		return err
+	}
+	a.deploy()
+	return nil
+}
 
-// Stop does nothing: attempts may still be running when Caddy stops its apps.
-func (a *App) Stop() error { return nil }
+// Stop leaves attempts alone: they may still be running when Caddy stops its
+// apps.
+func (a *App) Stop() error {
+	deployments.end(a.deployed)
+	return nil
+}
 
 // drainTimeout is how long a process that ends waits for outcomes that could
 // not be stored yet, after Caddy's own grace period, and once more to store that

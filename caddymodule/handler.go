@@ -199,6 +199,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.engine = app.(*App).engine
 	h.policy.Keyring = app.(*App).keyring
 	h.requests = metrics.requestsOf(h.Namespace)
+	app.(*App).owners.add(h)
 	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
 		return app.(*App).checkOnce(server)
 	}

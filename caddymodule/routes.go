@@ -1,6 +1,7 @@
 package caddymodule
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,22 +24,25 @@ import (
 // Nothing in Caddy tells a handler what stands behind it, so the routes are
 // read. It is called while they are being provisioned: what is not provisioned
 // yet is there as JSON, what is provisioned already as handlers.
-func checkRoutes(server *caddyhttp.Server, logger *zap.Logger) error {
+//
+// It returns the idempotency handlers with the proxies behind them. One that
+// stands in a named route is there once for each way to it.
+func checkRoutes(server *caddyhttp.Server, logger *zap.Logger) ([]*guard, error) {
 	c := routeCheck{named: server.NamedRoutes, logger: logger}
 	if _, err := c.routes(server.Routes, nil); err != nil {
-		return err
+		return nil, err
 	}
 	if server.Errors != nil {
 		if _, err := c.routes(server.Errors.Routes, nil); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for _, route := range server.NamedRoutes {
 		if _, err := c.routes(caddyhttp.RouteList{*route}, nil); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return c.passed, nil
 }
 
 type routeCheck struct {
@@ -48,14 +52,44 @@ type routeCheck struct {
 	// answering: the routes that are being looked at run when a proxy behind a
 	// handler has its answer.
 	answering bool
-	// later are the methods of the idempotency handlers that a request may pass
-	// after the routes that are being looked at.
-	later []string
+	// later are the idempotency handlers that a request may pass after the routes
+	// that are being looked at.
+	later []*guard
+	// passed are those that a request has passed anywhere.
+	passed []*guard
+}
+
+// guard is an idempotency handler on one way through the routes.
+type guard struct {
+	methods   []string
+	namespace string
+	scope     []string
+	upstreams []string // of the proxies behind it, as they are written
+}
+
+// with returns guards and more, each once.
+func with(guards []*guard, more ...*guard) []*guard {
+	guards = slices.Clip(guards)
+	for _, g := range more {
+		if !slices.Contains(guards, g) {
+			guards = append(guards, g)
+		}
+	}
+	return guards
+}
+
+// methodsOf returns the methods of guards, each once.
+func methodsOf(guards []*guard) (methods []string) {
+	for _, g := range guards {
+		methods = append(methods, g.methods...)
+	}
+	slices.Sort(methods)
+	return slices.Compact(methods)
 }
 
 // element is what the check wants to know about one handler.
 type element struct {
-	guards  []string              // an idempotency handler: its methods
+	guard   *guard                // an idempotency handler
 	proxy   *proxyElement         // a reverse_proxy
 	nested  []caddyhttp.RouteList // a handler with routes: each list is a way through
 	onError caddyhttp.RouteList   // subroute: its error routes
@@ -71,15 +105,16 @@ type proxyElement struct {
 	retriedOn        [][]string
 	defaultKeepAlive bool
 	asGET            bool // it rewrites requests to GET or HEAD
+	upstreams        []string
 }
 
-// routes follows a request through a list of routes. guards are the methods of
-// the idempotency handlers that it has passed before; it returns those that it
-// may have passed after.
-func (c *routeCheck) routes(routes caddyhttp.RouteList, guards []string) ([]string, error) {
+// routes follows a request through a list of routes. guards are the idempotency
+// handlers that it has passed before; it returns those that it may have passed
+// after.
+func (c *routeCheck) routes(routes caddyhttp.RouteList, guards []*guard) ([]*guard, error) {
 	before, later := slices.Clone(guards), c.later
 	defer func() { c.later = later }()
-	passed := make([][]string, len(routes))
+	passed := make([][]*guard, len(routes))
 	for i, route := range routes {
 		c.later = slices.Clone(later)
 		for _, next := range routes[i+1:] {
@@ -88,7 +123,7 @@ func (c *routeCheck) routes(routes caddyhttp.RouteList, guards []string) ([]stri
 				if err != nil {
 					return nil, err
 				}
-				c.later = append(c.later, after...)
+				c.later = with(c.later, after...)
 			}
 		}
 		reached := slices.Clone(before)
@@ -96,7 +131,7 @@ func (c *routeCheck) routes(routes caddyhttp.RouteList, guards []string) ([]stri
 			// Of the routes of a group only one runs, and after a terminal route
 			// no other.
 			if !earlier.Terminal && (earlier.Group == "" || earlier.Group != route.Group) {
-				reached = append(reached, passed[j]...)
+				reached = with(reached, passed[j]...)
 			}
 		}
 		after, err := c.route(route, reached)
@@ -107,13 +142,12 @@ func (c *routeCheck) routes(routes caddyhttp.RouteList, guards []string) ([]stri
 	}
 	all := before
 	for _, p := range passed {
-		all = append(all, p...)
+		all = with(all, p...)
 	}
-	slices.Sort(all)
-	return slices.Compact(all), nil
+	return all, nil
 }
 
-func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, error) {
+func (c *routeCheck) route(route caddyhttp.Route, guards []*guard) ([]*guard, error) {
 	elements, err := elementsOf(route)
 	if err != nil {
 		return nil, err
@@ -127,7 +161,7 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 			if err != nil {
 				return nil, err
 			}
-			c.later = append(c.later, after...)
+			c.later = with(c.later, after...)
 		}
 		if err := c.proxy(e.proxy, guards); err != nil {
 			return nil, err
@@ -136,7 +170,10 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 			return nil, errors.New("header_up or request_header behind idempotency sets Idempotency-Key or X-Idempotency-Key: " +
 				"with one of them Go's HTTP client sends a request without a body again by itself; the key of the caller goes to the provider without it")
 		}
-		guards = append(guards, e.guards...)
+		if e.guard != nil {
+			guards = with(guards, e.guard)
+			c.passed = append(c.passed, e.guard)
+		}
 		lists := e.nested
 		if e.invokes != "" && c.named[e.invokes] != nil && !slices.Contains(c.calling, e.invokes) {
 			c.calling = append(c.calling, e.invokes)
@@ -145,7 +182,7 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 		entering, answering := guards, c.answering
 		if e.answers && e.proxy == nil {
 			// It sees the answers of all handlers behind it.
-			entering = slices.Concat(guards, c.later)
+			entering = with(guards, c.later...)
 		}
 		c.answering = answering || e.answers && len(entering) > 0
 		for _, list := range lists {
@@ -154,7 +191,7 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 				return nil, err
 			}
 			if !e.answers {
-				guards = append(guards, after...)
+				guards = with(guards, after...)
 			}
 		}
 		c.answering = answering
@@ -172,9 +209,8 @@ func (c *routeCheck) route(route caddyhttp.Route, guards []string) ([]string, er
 	return guards, nil
 }
 
-// guardsIn returns the methods of the idempotency handlers in routes, wherever
-// they stand.
-func (c *routeCheck) guardsIn(routes caddyhttp.RouteList) (guards []string, err error) {
+// guardsIn returns the idempotency handlers in routes, wherever they stand.
+func (c *routeCheck) guardsIn(routes caddyhttp.RouteList) (guards []*guard, err error) {
 	for _, route := range routes {
 		elements, err := elementsOf(route)
 		if err != nil {
@@ -191,8 +227,11 @@ func (c *routeCheck) guardsIn(routes caddyhttp.RouteList) (guards []string, err 
 	return guards, nil
 }
 
-func (c *routeCheck) guardsOf(e element) ([]string, error) {
-	guards := slices.Clone(e.guards)
+func (c *routeCheck) guardsOf(e element) ([]*guard, error) {
+	var guards []*guard
+	if e.guard != nil {
+		guards = append(guards, e.guard)
+	}
 	lists := e.nested
 	if e.invokes != "" && c.named[e.invokes] != nil && !slices.Contains(c.calling, e.invokes) {
 		c.calling = append(c.calling, e.invokes)
@@ -212,7 +251,7 @@ func (c *routeCheck) guardsOf(e element) ([]string, error) {
 // proxy refuses a proxy behind a handler that sends a submit again after it may
 // have reached the provider. Retries after a failed dial are harmless: nothing
 // was sent.
-func (c *routeCheck) proxy(p *proxyElement, guards []string) error {
+func (c *routeCheck) proxy(p *proxyElement, guards []*guard) error {
 	if p == nil || len(guards) == 0 {
 		return nil
 	}
@@ -223,6 +262,9 @@ func (c *routeCheck) proxy(p *proxyElement, guards []string) error {
 	if p.asGET {
 		return nil // a question (forward_auth), not the submit
 	}
+	for _, g := range guards {
+		g.upstreams = append(g.upstreams, p.upstreams...)
+	}
 	if p.defaultKeepAlive {
 		c.logger.Warn("reverse_proxy behind idempotency keeps idle connections for two minutes, longer than most providers do; " +
 			"a submit written to a connection that the provider just closed ends as unknown: set transport http { keepalive 4s }, below the provider's own idle timeout")
@@ -230,11 +272,12 @@ func (c *routeCheck) proxy(p *proxyElement, guards []string) error {
 	if !p.retries {
 		return nil
 	}
+	guarded := methodsOf(guards)
 	for _, methods := range p.retriedOn {
-		if methods == nil || slices.ContainsFunc(methods, func(m string) bool { return slices.Contains(guards, m) }) {
+		if methods == nil || slices.ContainsFunc(methods, func(m string) bool { return slices.Contains(guarded, m) }) {
 			return fmt.Errorf("reverse_proxy behind idempotency has lb_retries or lb_try_duration with an lb_retry_match that covers %v: "+
 				"it would send a submit again that the provider may have accepted; remove lb_retry_match (failed dials are retried without it), "+
-				"or restrict each of its blocks to other methods, such as `method GET`", slices.Compact(guards))
+				"or restrict each of its blocks to other methods, such as `method GET`", guarded)
 		}
 	}
 	return nil
@@ -262,7 +305,7 @@ func elementsOf(route caddyhttp.Route) ([]element, error) {
 func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
 	switch h := handler.(type) {
 	case *Handler:
-		return element{guards: h.Methods}
+		return element{guard: &guard{methods: h.Methods, namespace: h.Namespace, scope: h.Scope}}
 	case *caddyhttp.Subroute:
 		e := element{nested: []caddyhttp.RouteList{h.Routes}}
 		if h.Errors != nil {
@@ -273,6 +316,9 @@ func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
 		return element{invokes: h.Name}
 	case *reverseproxy.Handler:
 		e := element{proxy: &proxyElement{}}
+		for _, upstream := range h.Upstreams {
+			e.proxy.upstreams = append(e.proxy.upstreams, upstream.Dial)
+		}
 		if lb := h.LoadBalancing; lb != nil {
 			e.proxy.retries = lb.Retries > 0 || lb.TryDuration > 0
 			for _, set := range lb.RetryMatch {
@@ -346,7 +392,10 @@ func setsKey(ops *headers.HeaderOps) bool {
 type rawHandler struct {
 	Handler string `json:"handler"`
 	// idempotency
-	Methods []string `json:"methods"`
+	Methods   []string `json:"methods"`
+	Namespace string   `json:"namespace"`
+	Scope     []string `json:"scope"`
+	Provider  string   `json:"provider"` // a preset, which gives its name to the namespace
 	// subroute
 	Routes caddyhttp.RouteList `json:"routes"`
 	// invoke
@@ -360,6 +409,9 @@ type rawHandler struct {
 	Rewrite *struct {
 		Method string `json:"method"`
 	} `json:"rewrite"`
+	Upstreams []struct {
+		Dial string `json:"dial"`
+	} `json:"upstreams"`
 	Transport *struct {
 		Protocol  string                  `json:"protocol"`
 		KeepAlive *reverseproxy.KeepAlive `json:"keep_alive"`
@@ -396,8 +448,9 @@ func rawElement(raw json.RawMessage) (element, error) {
 	var e element
 	switch h.Handler {
 	case "idempotency":
-		if e.guards = h.Methods; len(e.guards) == 0 {
-			e.guards = defaultMethods
+		e.guard = &guard{methods: h.Methods, namespace: cmp.Or(h.Namespace, h.Provider), scope: h.Scope}
+		if len(h.Methods) == 0 {
+			e.guard.methods = defaultMethods
 		}
 	case "subroute":
 		e.nested = []caddyhttp.RouteList{h.Routes}
@@ -414,6 +467,9 @@ func rawElement(raw json.RawMessage) (element, error) {
 		e.setsKey = setsKey(h.Request)
 	case "reverse_proxy":
 		e.proxy = &proxyElement{asGET: h.Rewrite != nil && isGET(h.Rewrite.Method)}
+		for _, upstream := range h.Upstreams {
+			e.proxy.upstreams = append(e.proxy.upstreams, upstream.Dial)
+		}
 		if h.Headers != nil {
 			e.setsKey = setsKey(h.Headers.Request)
 		}

@@ -1,6 +1,7 @@
 package caddymodule
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -251,6 +252,18 @@ func (s *RedisStore) Identity() string {
 	})
 }
 
+// Resources implements resourceNamer: any one address of a Cluster or of
+// Sentinels leads to the same records, and with another password, too.
+func (s *RedisStore) Resources() []string {
+	resources := make([]string, len(s.config.Addresses))
+	for i, address := range s.config.Addresses {
+		resources[i] = fmt.Sprintf("%q", []string{
+			s.config.Network, address, s.config.Sentinel, strconv.Itoa(s.config.DB), cmp.Or(s.config.Prefix, redis.DefaultPrefix),
+		})
+	}
+	return resources
+}
+
 // Open implements StoreModule.
 func (s *RedisStore) Open() (idempotency.Store, error) { return openRedis(s.config), nil }
 
@@ -340,6 +353,7 @@ func (s *EmbeddedStore) OperationTimeout() time.Duration { return embeddedTimeou
 // Interface guards
 var (
 	_ StoreModule       = (*RedisStore)(nil)
+	_ resourceNamer     = (*RedisStore)(nil)
 	_ caddy.Provisioner = (*RedisStore)(nil)
 	_ StoreModule       = (*EmbeddedStore)(nil)
 	_ caddy.Provisioner = (*EmbeddedStore)(nil)
