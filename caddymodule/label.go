@@ -11,10 +11,11 @@ import (
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
-// secretFields are header fields whose values a label must not show.
-var secretFields = []string{
-	"Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "Api-Key", "Xi-Api-Key", "X-Goog-Api-Key",
-	"Ocp-Apim-Subscription-Key", "X-Auth-Token",
+// isSecretField reports whether the value of a header field must not be shown in a
+// label.
+func (h *Handler) isSecretField(name string) bool {
+	return idempotency.IsCredentialField(name) || slices.Contains(h.KeyHeader, name) ||
+		name == "Proxy-Authorization" || name == "Cookie"
 }
 
 // checkLabel refuses a label that reads the body, that is never closed, or that
@@ -33,7 +34,7 @@ func (h *Handler) checkLabel() error {
 			return fmt.Errorf("label: {%s} is a secret, and a label is stored and shown", placeholder)
 		}
 		name, isField := strings.CutPrefix(placeholder, "http.request.header.")
-		if field := http.CanonicalHeaderKey(name); isField && (slices.Contains(secretFields, field) || slices.Contains(h.KeyHeader, field)) {
+		if isField && h.isSecretField(http.CanonicalHeaderKey(name)) {
 			return fmt.Errorf("label: {%s} is a secret, and a label is stored and shown", placeholder)
 		}
 	}
