@@ -40,7 +40,7 @@ type App struct {
 	keyring  *idempotency.Keyring
 	engine   *sharedEngine
 	acquired bool
-	checked  map[*caddyhttp.Server]bool
+	checked  map[*caddyhttp.Server]*questions
 	guards   []*guard // of the servers that are checked
 	owners   owners
 	deployed *deployment // while it runs
@@ -96,19 +96,23 @@ func (a *App) loadStore(ctx caddy.Context) (StoreModule, error) {
 	return store, nil
 }
 
-// checkOnce checks the routes of a server that has an idempotency handler. The
-// first handler to be provisioned calls it.
-func (a *App) checkOnce(server *caddyhttp.Server) error {
-	if a.checked[server] {
-		return nil
+// checkOnce checks the routes of a server that has an idempotency handler, when
+// the first handler is provisioned, and returns what is known of its proxies.
+func (a *App) checkOnce(server *caddyhttp.Server) (*questions, error) {
+	if q, checked := a.checked[server]; checked {
+		return q, nil
+	}
+	q, err := findQuestions(server)
+	if err != nil {
+		return nil, err
 	}
 	if a.checked == nil {
-		a.checked = make(map[*caddyhttp.Server]bool)
+		a.checked = make(map[*caddyhttp.Server]*questions)
 	}
-	a.checked[server] = true
+	a.checked[server] = q
 	guards, err := checkRoutes(server, a.logger)
 	a.addGuards(guards)
-	return err
+	return q, err
 }
 
 // Start lets a store that watches over its server begin with it, in the

@@ -1,6 +1,7 @@
 package caddymodule
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -191,7 +192,7 @@ func (e *exchange) logPassedOn(err error) {
 func (e *exchange) forward(attempt *idempotency.Attempt) error {
 	ctx, span := e.startForward()
 	defer span.End() // if it has not ended before
-	f := newForwarding(ctx, e.upstreamTimeout)
+	f := newForwarding(ctx, e.questions, e.upstreamTimeout)
 	defer f.end()
 	limit := e.maxResponseBody
 	if attempt == nil {
@@ -226,6 +227,7 @@ func (e *exchange) forward(attempt *idempotency.Attempt) error {
 	}
 
 	out := e.outgoing(f.ctx)
+	f.wire.out = out
 	e.propagate(f.ctx, out.Header)
 	crashed, err := serve(e.next, rec, out)
 	return e.conclude(attempt, f, span, rec, crashed, err)
@@ -237,6 +239,10 @@ func (e *exchange) conclude(
 	attempt *idempotency.Attempt, f *forwarding, span trace.Span, rec *recorder, crashed *crash, err error,
 ) error {
 	answered := time.Now()
+	if cause := f.wire.state().stopped; cause != notStopped {
+		e.logger.Error("a second request to a provider for one submit was stopped before its first byte; "+
+			"what the first one came to decides", zap.String("record", string(e.id)), zap.String("cause", string(cause)))
+	}
 	if rec.concluded {
 		if crashed != nil {
 			panic(crashed.value)
@@ -255,7 +261,7 @@ func (e *exchange) conclude(
 	} else {
 		var reason string
 		conclusion, reason = attempt.Conclude(result)
-		e.noteConclusion(conclusion, reason, result.Status)
+		e.noteConclusion(conclusion, reason, cmp.Or(result.Status, result.ProviderStatus))
 		e.traceConclusion(span, answered, attempt, conclusion, reason)
 	}
 	span.End(trace.WithTimestamp(answered))
@@ -296,6 +302,10 @@ func (e *exchange) answer(rec *recorder, result idempotency.Result, conclusion i
 		}
 		return e.fail(err)
 	case idempotency.ConcludedAccepted, idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
+		if result.Status == 0 {
+			// A refusal that a handler below wanted to make up for elsewhere.
+			return e.fail(caddyhttp.Error(result.ProviderStatus, errSecondRequest))
+		}
 		rec.flushAll() // an error would have made it another conclusion
 		return nil
 	default:

@@ -27,15 +27,12 @@ type forwarding struct {
 	repl   *caddy.Replacer
 
 	timedOut atomic.Bool
-	// asked: a transport that reports its steps was asked for a connection.
-	asked atomic.Bool
-	// connected: a connection was handed to the request.
-	connected atomic.Bool
+	wire     wire
 }
 
 // newForwarding starts the clock of the upstream timeout. The forwarding's
 // context has the caller's values and does not end when the caller hangs up.
-func newForwarding(caller context.Context, timeout time.Duration) *forwarding {
+func newForwarding(caller context.Context, q *questions, timeout time.Duration) *forwarding {
 	f := &forwarding{repl: caller.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(caller))
 	f.cancel = cancel
@@ -43,27 +40,10 @@ func newForwarding(caller context.Context, timeout time.Duration) *forwarding {
 		f.timedOut.Store(true)
 		cancel(context.DeadlineExceeded)
 	})
-	// What was written to the provider is known from the transport. net/http
-	// and its HTTP/2 and HTTP/3 relatives call GotConn before the first byte.
-	f.ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GetConn:      func(string) { f.asked.Store(true) },
-		GotConn:      func(httptrace.GotConnInfo) { f.connected.Store(true) },
-		WroteHeaders: func() { f.connected.Store(true) },
-	})
-	// reverse_proxy sets it when it has chosen an upstream. One that stands
-	// before this handler (forward_auth) may have left it behind.
-	f.repl.Delete(placeholderChosen)
-	f.repl.Delete(placeholderStatus)
+	f.wire.questions, f.wire.repl, f.wire.cancel = q, f.repl, cancel
+	f.ctx = httptrace.WithClientTrace(ctx, f.wire.trace())
 	return f
 }
-
-// placeholderChosen is one of the placeholders that reverse_proxy sets when it
-// has chosen an upstream, and before it tries to reach it.
-const placeholderChosen = "http.reverse_proxy.upstream.requests"
-
-// placeholderStatus has the provider's own status. reverse_proxy sets it before
-// response handlers, its own or intercept's, put something in its place.
-const placeholderStatus = "http.reverse_proxy.status_code"
 
 // follow ends the upstream timeout and binds the forwarding to the caller from
 // here on.
@@ -106,7 +86,8 @@ func (e *exchange) outgoing(ctx context.Context) *http.Request {
 	if e.UpstreamKey == choiceRemove || e.UpstreamKey == choiceAuto && e.body.Size() == 0 {
 		// net/http sends a request without a body again by itself, on another
 		// connection, if it carries one of these fields and a reused connection
-		// breaks before the first byte of the answer (Request.isReplayable).
+		// breaks before the first byte of the answer (Request.isReplayable). The
+		// wire stops that; without them it is not tried.
 		out.Header.Del("Idempotency-Key")
 		out.Header.Del("X-Idempotency-Key")
 	}
@@ -139,12 +120,20 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 		// It was not concluded when the stream began, so its end decides.
 		r.BodyNotKept = r.Whole
 	}
-	if r.Status == statusClientClosed && r.ProviderStatus != statusClientClosed {
+	wire := f.wire.state()
+	r.Stopped = wire.stopped != notStopped
+	if r.Status == statusClientClosed && (r.Stopped || r.ProviderStatus != statusClientClosed) {
 		// reverse_proxy's word for a context that was cancelled, with no error.
 		r.Status, r.Whole = 0, false
 	}
 	if r.Status != 0 {
 		return r
+	}
+	if r.Stopped {
+		r.ProviderStatus = f.providerStatus()
+		if _, unknown := f.repl.Get(placeholderUnknown); unknown {
+			r.ProviderStatus = 0
+		}
 	}
 
 	var withStatus caddyhttp.HandlerError
@@ -159,16 +148,30 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 // hear fills in what the provider itself has said. Whatever it may have received
 // and has not answered, an answer that is there all the same is an error route's.
 func (f *forwarding) hear(r *idempotency.Result) {
-	status, answered := f.repl.Get(placeholderStatus)
-	r.ProviderStatus, _ = status.(int)
+	status := f.providerStatus()
 	_, chosen := f.repl.Get(placeholderChosen)
 	switch {
-	case !chosen || answered:
+	case f.wire.state().asking:
+		// Somebody was asked, and the submit did not go on. If a handler made an
+		// answer of its own, that counts.
+		if status == r.Status && (status < 200 || 299 < status) {
+			r.Sent = idempotency.NeverSent
+		}
+	case status != 0:
+		r.ProviderStatus = status
+	case !chosen:
 	case f.neverSent(nil, 0):
 		r.Sent = idempotency.NeverSent
 	default:
 		r.ProviderSilent = true
 	}
+}
+
+// providerStatus returns the status that a proxy got last, or 0.
+func (f *forwarding) providerStatus() int {
+	value, _ := f.repl.Get(placeholderStatus)
+	status, _ := value.(int)
+	return status
 }
 
 // statusClientClosed is not registered; nginx and Caddy use it for a caller
@@ -178,11 +181,15 @@ const statusClientClosed = 499
 // neverSent reports whether it is certain that the provider saw nothing. status
 // is that of the error, or 0.
 func (f *forwarding) neverSent(err error, status int) bool {
-	if f.connected.Load() {
+	wire := f.wire.state()
+	if wire.connected {
 		return false
 	}
-	if f.asked.Load() {
+	if wire.asked {
 		return true // no connection: DNS, dial, TLS handshake, or a pool that is full
+	}
+	if wire.asking && f.providerStatus() == 0 {
+		return true // the one who was asked did not answer
 	}
 	// A transport that does not report its steps, or none at all.
 	var dial reverseproxy.DialError

@@ -160,8 +160,9 @@ type Handler struct {
 	// readsCredential: an option has a placeholder that mapCredential makes known.
 	readsCredential bool
 
-	engine *sharedEngine
-	logger *zap.Logger
+	engine    *sharedEngine
+	questions *questions // never nil
+	logger    *zap.Logger
 }
 
 // CaddyModule returns the Caddy module information.
@@ -201,8 +202,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.requests = metrics.requestsOf(h.Namespace)
 	app.(*App).owners.add(h)
 	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
-		return app.(*App).checkOnce(server)
+		h.questions, err = app.(*App).checkOnce(server)
+		return err
 	}
+	h.questions = new(questions)
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -14,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/intercept"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/rewrite"
 	"go.uber.org/zap"
 )
 
@@ -96,6 +98,8 @@ type element struct {
 	answers bool                  // the nested routes run after an answer or an error
 	setsKey bool                  // it may put a key header on a request
 	invokes string                // invoke: the name of a route
+	// changesMethod: rewrite, with a method that may need no body.
+	changesMethod bool
 }
 
 type proxyElement struct {
@@ -105,7 +109,82 @@ type proxyElement struct {
 	retriedOn        [][]string
 	defaultKeepAlive bool
 	asGET            bool // it rewrites requests to GET or HEAD
-	upstreams        []string
+	// dials are its upstreams as they are written.
+	dials []string
+	// upstreams are their addresses; anyUpstream means that it may have others.
+	upstreams   []string
+	anyUpstream bool
+}
+
+// asks reports whether what the proxy sends may be a question: something behind
+// it goes on with the request.
+func (e element) asks() bool { return e.proxy.asGET && len(e.nested) > 0 }
+
+func (p *proxyElement) addUpstream(dial string) {
+	p.dials = append(p.dials, dial)
+	address, err := caddy.ParseNetworkAddress(dial)
+	if err != nil || strings.Contains(dial, "{") {
+		p.anyUpstream = true
+		return
+	}
+	p.upstreams = append(p.upstreams, reverseproxy.DialInfo{
+		Network: address.Network, Host: address.Host, Port: strconv.Itoa(int(address.StartPort)),
+	}.String())
+}
+
+// findQuestions looks at all proxies of a server, wherever they stand.
+func findQuestions(server *caddyhttp.Server) (*questions, error) {
+	q := &questions{upstreams: make(map[string]struct{})}
+	others, anyOther := make(map[string]struct{}), false
+	var find func(routes caddyhttp.RouteList) error
+	find = func(routes caddyhttp.RouteList) error {
+		for _, route := range routes {
+			elements, err := elementsOf(route)
+			if err != nil {
+				return err
+			}
+			for _, e := range elements {
+				q.methodChanged = q.methodChanged || e.changesMethod
+				if e.proxy != nil {
+					in := others
+					if e.asks() {
+						in = q.upstreams
+						q.doubtful = q.doubtful || e.proxy.anyUpstream
+					} else {
+						anyOther = anyOther || e.proxy.anyUpstream
+					}
+					for _, address := range e.proxy.upstreams {
+						in[address] = struct{}{}
+					}
+				}
+				for _, list := range append(slices.Clone(e.nested), e.onError) {
+					if err := find(list); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		return nil
+	}
+	lists := []caddyhttp.RouteList{server.Routes}
+	if server.Errors != nil {
+		lists = append(lists, server.Errors.Routes)
+	}
+	for _, route := range server.NamedRoutes {
+		lists = append(lists, caddyhttp.RouteList{*route})
+	}
+	for _, list := range lists {
+		if err := find(list); err != nil {
+			return nil, err
+		}
+	}
+	for address := range q.upstreams {
+		if _, other := others[address]; other || anyOther {
+			delete(q.upstreams, address)
+			q.doubtful = true
+		}
+	}
+	return q, nil
 }
 
 // routes follows a request through a list of routes. guards are the idempotency
@@ -263,7 +342,7 @@ func (c *routeCheck) proxy(p *proxyElement, guards []*guard) error {
 		return nil // a question (forward_auth), not the submit
 	}
 	for _, g := range guards {
-		g.upstreams = append(g.upstreams, p.upstreams...)
+		g.upstreams = append(g.upstreams, p.dials...)
 	}
 	if p.defaultKeepAlive {
 		c.logger.Warn("reverse_proxy behind idempotency keeps idle connections for two minutes, longer than most providers do; " +
@@ -316,9 +395,6 @@ func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
 		return element{invokes: h.Name}
 	case *reverseproxy.Handler:
 		e := element{proxy: &proxyElement{}}
-		for _, upstream := range h.Upstreams {
-			e.proxy.upstreams = append(e.proxy.upstreams, upstream.Dial)
-		}
 		if lb := h.LoadBalancing; lb != nil {
 			e.proxy.retries = lb.Retries > 0 || lb.TryDuration > 0
 			for _, set := range lb.RetryMatch {
@@ -338,6 +414,10 @@ func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
 		if h.Rewrite != nil {
 			e.proxy.asGET = isGET(h.Rewrite.Method)
 		}
+		e.proxy.anyUpstream = h.DynamicUpstreams != nil || h.DynamicUpstreamsRaw != nil
+		for _, upstream := range h.Upstreams {
+			e.proxy.addUpstream(upstream.Dial)
+		}
 		if h.Headers != nil {
 			e.setsKey = setsKey(h.Headers.Request)
 		}
@@ -354,6 +434,8 @@ func provisionedElement(handler caddyhttp.MiddlewareHandler) element {
 		return e
 	case *headers.Handler:
 		return element{setsKey: setsKey(h.Request)}
+	case *rewrite.Rewrite:
+		return element{changesMethod: changesMethod(h.Method)}
 	default:
 		return element{}
 	}
@@ -367,6 +449,8 @@ func keepsDefault(k *reverseproxy.KeepAlive, idle caddy.Duration) bool {
 }
 
 func isGET(method string) bool { return method == http.MethodGet || method == http.MethodHead }
+
+func changesMethod(method string) bool { return method != "" && !alwaysFramed(strings.ToUpper(method)) }
 
 // setsKey reports whether the operations may put a header on a request that
 // makes net/http send it again by itself.
@@ -400,6 +484,8 @@ type rawHandler struct {
 	Routes caddyhttp.RouteList `json:"routes"`
 	// invoke
 	Name string `json:"name"`
+	// rewrite
+	Method string `json:"method"`
 	// headers
 	Request *headers.HeaderOps `json:"request"`
 	// reverse_proxy
@@ -412,7 +498,8 @@ type rawHandler struct {
 	Upstreams []struct {
 		Dial string `json:"dial"`
 	} `json:"upstreams"`
-	Transport *struct {
+	DynamicUpstreams json.RawMessage `json:"dynamic_upstreams"`
+	Transport        *struct {
 		Protocol  string                  `json:"protocol"`
 		KeepAlive *reverseproxy.KeepAlive `json:"keep_alive"`
 	} `json:"transport"`
@@ -437,7 +524,7 @@ func rawElement(raw json.RawMessage) (element, error) {
 		return element{}, err
 	}
 	switch name.Handler {
-	case "idempotency", "subroute", "invoke", "headers", "reverse_proxy", "intercept":
+	case "idempotency", "subroute", "invoke", "headers", "rewrite", "reverse_proxy", "intercept":
 	default:
 		return element{}, nil
 	}
@@ -465,10 +552,12 @@ func rawElement(raw json.RawMessage) (element, error) {
 		e.invokes = h.Name
 	case "headers":
 		e.setsKey = setsKey(h.Request)
+	case "rewrite":
+		e.changesMethod = changesMethod(h.Method)
 	case "reverse_proxy":
-		e.proxy = &proxyElement{asGET: h.Rewrite != nil && isGET(h.Rewrite.Method)}
+		e.proxy = &proxyElement{asGET: h.Rewrite != nil && isGET(h.Rewrite.Method), anyUpstream: h.DynamicUpstreams != nil}
 		for _, upstream := range h.Upstreams {
-			e.proxy.upstreams = append(e.proxy.upstreams, upstream.Dial)
+			e.proxy.addUpstream(upstream.Dial)
 		}
 		if h.Headers != nil {
 			e.setsKey = setsKey(h.Headers.Request)

@@ -107,7 +107,11 @@ type Result struct {
 	// ProviderSilent is true if the submit may have been sent and no answer of
 	// the provider came: what is there was made by a handler on the way.
 	ProviderSilent bool
-	Header         http.Header
+	// Stopped is true if a handler on the way wanted to send a second request. If
+	// Status is 0, ProviderStatus is what the first one was answered, 0 for nothing;
+	// that answer itself is lost.
+	Stopped bool
+	Header  http.Header
 	// Body of the answer, if it was read whole.
 	Body []byte
 	// Whole is true if the answer came to its proper end.
@@ -146,6 +150,8 @@ func (p Policy) Classify(r Result) Conclusion {
 	switch {
 	case r.Status == 0 && r.Sent == NeverSent:
 		return ConcludedNeverSent
+	case r.Status == 0 && r.Stopped && r.ProviderStatus != 0:
+		return p.released(r.ProviderStatus)
 	case r.Status == 0 || r.ProviderSilent:
 		return ConcludedUnknown
 	case r.Sent == NeverSent:
@@ -215,6 +221,10 @@ func (p Policy) unknownReason(r Result) string {
 		return "no answer within the upstream timeout"
 	case r.TimedOut:
 		return "the answer was not whole within the upstream timeout"
+	case r.Status == 0 && r.Stopped && r.ProviderStatus != 0:
+		return "a second request was stopped, and the provider answered the first with status " + strconv.Itoa(r.ProviderStatus)
+	case r.Status == 0 && r.Stopped:
+		return "a second request was stopped, and the first has no answer"
 	case r.Status == 0 || r.ProviderSilent:
 		return "the connection to the provider broke before a whole answer"
 	case !r.Whole:
