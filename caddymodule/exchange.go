@@ -66,6 +66,7 @@ func (e *exchange) read(key idempotency.Key) (f idempotency.Fingerprint, read bo
 	e.id = idempotency.NewRecordID(e.Namespace, scope, key)
 	e.repl.Set(placeholderRecord, string(e.id))
 
+	wasRead := e.r.ContentLength < 0 && bodyWasRead(e.r)
 	pending := e.fingerprinter.Start(e.r.Method, e.r.URL, e.r.Header)
 	e.body, err = idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, pending)
 	if errors.Is(err, idempotency.ErrBodyTooLarge) {
@@ -80,7 +81,7 @@ func (e *exchange) read(key idempotency.Key) (f idempotency.Fingerprint, read bo
 		// The caller broke off, or sent something that is no body.
 		return f, false, e.fail(bodyError(err))
 	}
-	if e.body.Size() < e.r.ContentLength {
+	if e.body.Size() < e.r.ContentLength || e.body.Size() == 0 && (wasRead || e.tookBody()) {
 		err = caddyhttp.Error(http.StatusInternalServerError, errBodyTaken)
 	} else if f, err = pending.SumBody(e.body); err != nil {
 		err = bodyError(err)
@@ -148,9 +149,33 @@ func (e *exchange) fail(err error) error {
 	return nil
 }
 
+// bodyWasRead reports whether somebody has read bytes of a request's body: a
+// handler that read them all and did not put them back leaves a body that ends at
+// once, like an empty one. Below whatever handlers have put around the body, Caddy
+// counts in the idle deadline of its reader, if read_body_idle is not off.
+func bodyWasRead(r *http.Request) bool {
+	reader, _ := caddyhttp.IdleTimeoutsFromContext(r.Context())
+	if reader == nil {
+		return false
+	}
+	d := reader.Deadline
+	return d != caddyhttp.IdleDeadline{Start: d.Start, Timeout: d.Timeout, MinRate: d.MinRate, HardDeadline: d.HardDeadline}
+}
+
+// tookBody reports of an empty body of unknown length whether a placeholder has
+// its bytes: it puts them back into the request that the client sent, which a
+// handler like tracing may have copied before.
+func (e *exchange) tookBody() bool {
+	if e.r.ContentLength >= 0 {
+		return false
+	}
+	body, _ := e.repl.GetString("http.request.body")
+	return body != ""
+}
+
 // errBodyTaken means that the body ended before its declared length and without
-// an error: its reader gives what is left of it. An empty submit must not go out
-// in its place.
+// an error: its reader gives what is left of it. Or it ended before it began,
+// with an unknown length. An empty submit must not go out in its place.
 var errBodyTaken = errors.New("a handler before idempotency has read the request's body, such as one with {http.request.body}")
 
 // bodyError gives an error in reading the body the status that Caddy's own
@@ -160,6 +185,8 @@ func bodyError(err error) error {
 	switch {
 	case errors.As(err, &withStatus):
 		return err
+	case errors.Is(err, http.ErrBodyReadAfterClose):
+		return caddyhttp.Error(http.StatusInternalServerError, errBodyTaken)
 	case errors.Is(err, idempotency.ErrBodyNotKept):
 		return caddyhttp.Error(http.StatusInternalServerError, err)
 	default:
