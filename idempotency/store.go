@@ -173,7 +173,10 @@ type ClaimReply struct {
 	// StillInProgress, AlreadyUncertain and OtherRequest. It is the caller's own,
 	// and shares no memory with anything.
 	Record Record
-	Now    time.Time
+	// TookOver is set with Claimed if the record was another attempt's and
+	// uncertain: it is Record.Resubmitted from now on.
+	TookOver bool
+	Now      time.Time
 }
 
 // Renewal asks for more time for one attempt.

@@ -216,6 +216,7 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 	}
 	if found {
 		claimed.CreatedAt, claimed.Resubmitted = record.CreatedAt, !isMine(c, record) || record.Resubmitted
+		reply.TookOver = claimed.Resubmitted
 		return reply, r.replace(c.ID, record, claimed)
 	}
 	return reply, r.create(c.ID, claimed)

@@ -182,6 +182,7 @@ func testModel(t *testing.T, f Fixture) {
 				}
 				after, verdict := reference[c.ID].claim(c, reply.Now.UnixMilli())
 				agree("Claim", reply.Verdict, verdict)
+				agree("Claim, took over", reply.TookOver, verdict == idempotency.Claimed && after.resubmitted)
 				inTheWay := model{}
 				if verdict != idempotency.Claimed && verdict != idempotency.TooLate {
 					inTheWay = after.shown()

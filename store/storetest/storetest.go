@@ -432,14 +432,22 @@ func testRelease(t *testing.T, f Fixture) {
 
 func testTakeOver(t *testing.T, f Fixture) {
 	s := newSession(t, f.Store)
+	tookOver := func(reply idempotency.ClaimReply, want bool) {
+		t.Helper()
+		if reply.TookOver != want {
+			t.Errorf("the claim took over: %t, want %t", reply.TookOver, want)
+		}
+	}
 	first := s.request("a")
-	s.claim(first, idempotency.Claimed)
+	first.TakeOver = true
+	tookOver(s.claim(first, idempotency.Claimed), false)
+	tookOver(s.claim(first, idempotency.Claimed), false) // its reply was lost
 	second := s.request("a")
 	second.TakeOver = true
 	s.claim(second, idempotency.StillInProgress)
 	s.uncertain(first, "lost", true)
 	created := s.get().CreatedAt
-	s.claim(second, idempotency.Claimed)
+	tookOver(s.claim(second, idempotency.Claimed), true)
 	if r := s.wantRecord(idempotency.InProgress, second, "claimed a"); !r.CreatedAt.Equal(created) {
 		t.Errorf("taking over moved the creation from %s to %s", created, r.CreatedAt)
 	}
@@ -467,7 +475,7 @@ func testTakeOver(t *testing.T, f Fixture) {
 
 	// Who gives up what was taken over does not free it: the first attempt's
 	// outcome is as unknown as it was.
-	expired.claim(heir, idempotency.Claimed) // its reply was lost
+	tookOver(expired.claim(heir, idempotency.Claimed), true) // its reply was lost
 	expired.renew(heir, time.Minute, true)
 	expired.release(heir, true)
 	nobody := heir

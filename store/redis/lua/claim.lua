@@ -6,7 +6,7 @@
 -- ARGV[5]  '1' to take over an uncertain record
 -- ARGV[6]  not after, Unix ms of this server's clock
 -- ARGV[7]  payload
--- Result: 'claimed'; 'too_late'; 'other_request', 'completed', 'in_progress' or
+-- Result: 'claimed', or 'taken_over' if the record was another attempt's; 'too_late'; 'other_request', 'completed', 'in_progress' or
 -- 'uncertain' with the record as sixth element.
 --
 -- It runs without flags on purpose: a server over maxmemory then refuses the
@@ -35,4 +35,4 @@ if record then
   if not mine or record.resubmitted then state = 'r' end
 end
 write(state, token, fingerprint, created, now, now + lease, retention, ARGV[7])
-return reply('claim', token, 'claimed')
+return reply('claim', token, state == 'r' and 'taken_over' or 'claimed')
