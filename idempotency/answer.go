@@ -1,9 +1,9 @@
 package idempotency
 
 import (
-	"maps"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -52,6 +52,9 @@ func replayHeader(header http.Header) http.Header {
 		if notReplayed[name] || named[name] || isRateLimit(name) || strings.HasPrefix(name, http.TrailerPrefix) {
 			continue
 		}
+		if name == "Access-Control-Allow-Origin" && slices.ContainsFunc(values, func(v string) bool { return v != "*" }) {
+			continue // it names the origin of the first caller
+		}
 		kept[name] = values
 	}
 	return kept
@@ -71,10 +74,16 @@ func BodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// Replay sends a stored answer.
+// Replay sends a stored answer. What handlers before have set for this caller
+// stays, unless the answer replaced what they had set for the first one.
 func (a Answer) Replay(w http.ResponseWriter) error {
 	header := w.Header()
-	maps.Copy(header, a.Header)
+	for _, name := range a.Replaced {
+		delete(header, name)
+	}
+	for name, values := range a.Header {
+		header[name] = slices.Concat(header[name], values)
+	}
 	header.Set(HeaderReplayed, "true")
 	if BodyAllowed(a.Status) {
 		header.Set("Content-Length", strconv.Itoa(len(a.Body)))

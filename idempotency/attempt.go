@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -20,6 +21,7 @@ type Attempt struct {
 	// strayUntil is when another try of its claim can no longer be granted, on
 	// the store's clock; zero if there is none.
 	strayUntil time.Time
+	tookOver   bool
 
 	concluded atomic.Bool
 	stored    bool // set by the one call that concludes
@@ -58,6 +60,7 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 		answer := Answer{Status: r.Status, Unavailable: r.BodyNotKept}
 		if !answer.Unavailable {
 			answer.Header, answer.Body = replayHeader(r.Header), r.Body
+			answer.Replaced = slices.DeleteFunc(slices.Clone(r.Replaced), func(name string) bool { return notReplayed[name] })
 		}
 		details := a.details
 		details.Answer = &answer
@@ -77,11 +80,17 @@ func (a *Attempt) Conclude(r Result) (c Conclusion, reason string) {
 // acknowledged the outcome. If not, the engine goes on trying.
 func (a *Attempt) Stored() bool { return a.stored }
 
+// TookOver reports whether the record was another attempt's before, and
+// uncertain. Then a refusal leaves it so: it says nothing about the attempt
+// before.
+func (a *Attempt) TookOver() bool { return a.tookOver }
+
 // ConcludeStream is for an answer that has to be passed on before its end,
 // because its body is over the maximum or a stream. What is known of it apart from
 // its body decides now: an acceptance, whose result is not kept, and an unknown
 // outcome. A refusal is one only when it has come to its end; then the last
-// result is false, and Conclude is still to be called.
+// result is false, and Conclude is still to be called. Until then nothing of the
+// answer may be passed on: a caller that does not read it would keep the end away.
 func (a *Attempt) ConcludeStream(r Result) (c Conclusion, reason string, concluded bool) {
 	r.Whole, r.BodyNotKept = true, true
 	switch c := a.policy.Classify(r); c {

@@ -218,7 +218,7 @@ func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own 
 	case Claimed:
 		a := &Attempt{
 			engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details, seal: *own,
-			strayUntil: strayUntil,
+			strayUntil: strayUntil, tookOver: reply.TookOver,
 		}
 		e.attend(a, sentAt)
 		return Admission{Attempt: a}, nil, nil
@@ -236,18 +236,19 @@ func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own 
 // compare finds out whether a record with another stored fingerprint is of
 // another request, or of the same one and under another key.
 func (e *Engine) compare(policy *Policy, s *Submit, reply *ClaimReply) (Admission, *seal, error) {
-	other, same, err := policy.Keyring.recognise(s, &reply.Record)
+	same, details, err := policy.Keyring.recognise(s, &reply.Record)
 	if err != nil {
 		e.observer.StoreError(nameClaim, s.ID, err)
 		return Admission{}, nil, fmt.Errorf("%w: compare requests: %w", ErrStoreUnavailable, err)
 	}
-	if !same {
-		return Admission{Problem: &Problem{Code: CodeReuse}}, nil, nil
+	if same == nil {
+		detail := "What differs: " + s.Details.difference(details) + ". " + recordDetail(s.ID)
+		return Admission{Problem: &Problem{Code: CodeReuse, Detail: detail}}, nil, nil
 	}
 	if policy.ResubmitUncertain && reply.Record.StateAt(reply.Now) == Uncertain {
-		return Admission{}, &other, nil
+		return Admission{}, same, nil
 	}
-	admission, err := e.repeat(s.ID, &other, reply)
+	admission, err := e.repeat(s.ID, same, reply)
 	return admission, nil, err
 }
 
@@ -268,6 +269,7 @@ func (e *Engine) repeat(id RecordID, s *seal, reply *ClaimReply) (Admission, err
 	case InProgress:
 		return Admission{Problem: &Problem{
 			Code:       CodeInProgress,
+			Detail:     recordDetail(id),
 			RetryAfter: retryAfterInProgress(reply.Now.Sub(r.ChangedAt), r.LeaseUntil.Sub(reply.Now)),
 		}}, nil
 	case Uncertain:

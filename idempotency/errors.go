@@ -9,9 +9,9 @@ var (
 	// ErrBodyTooLarge means that a request body is over the maximum.
 	ErrBodyTooLarge = errors.New("request body is over the maximum")
 
-	// ErrBodyNotKept means that a request body could not be written to its
-	// temporary file.
-	ErrBodyNotKept = errors.New("request body cannot be kept")
+	// ErrBodyNotKept means that a body could not be written to its temporary
+	// file.
+	ErrBodyNotKept = errors.New("body cannot be kept")
 
 	// ErrNotApplied marks a store error after which it is certain that the
 	// operation was not done and never will be: the store could not be
@@ -99,8 +99,8 @@ const (
 	CodeScopeUnstable Code = "idempotency_scope_unstable"
 	// CodeReuse: the key was used with another request.
 	CodeReuse Code = "idempotency_key_reuse"
-	// CodeOutcomeUnknown: the submit was sent, and nobody knows whether the
-	// provider accepted it.
+	// CodeOutcomeUnknown: the submit may have been sent, and nobody knows whether
+	// the provider accepted it.
 	CodeOutcomeUnknown Code = "idempotency_outcome_unknown"
 	// CodeResultUnavailable: the submit was accepted, and its answer was too
 	// large or a stream, so it cannot be replayed.

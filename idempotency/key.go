@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/dunglas/httpsfv"
 )
@@ -35,6 +36,9 @@ func ParseKey(lines []string) (Key, error) {
 	}
 	if text[0] == '"' {
 		item, err := httpsfv.UnmarshalItem(lines)
+		if err != nil && strings.Contains(text, `",`) {
+			return "", &KeyError{Reason: reasonJoined}
+		}
 		if err != nil {
 			return "", &KeyError{Reason: "it starts with a quote but is not one quoted string"}
 		}
@@ -46,6 +50,9 @@ func ParseKey(lines []string) (Key, error) {
 			return "", &KeyError{Reason: "it is empty"}
 		}
 	} else if !isVisible(text) {
+		if strings.Contains(text, ", ") {
+			return "", &KeyError{Reason: reasonJoined}
+		}
 		return "", &KeyError{Reason: "it has a character other than visible ASCII; spaces are allowed only in a quoted string"}
 	}
 	if len(text) > MaxKeyLength {
@@ -53,6 +60,11 @@ func ParseKey(lines []string) (Key, error) {
 	}
 	return Key(text), nil
 }
+
+// reasonJoined is what a proxy makes of two lines of one header (RFC 9110
+// section 5.3).
+const reasonJoined = "it looks like two header lines that were joined into one: it has a comma and then another key. " +
+	"The header may be set twice on the way, by the client and by a proxy; it must be sent once"
 
 func isVisible(s string) bool {
 	for i := range len(s) {

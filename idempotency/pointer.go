@@ -45,40 +45,59 @@ func (p Pointer) Tokens() []string { return p.tokens }
 // result is false if there is none, or if the document is not valid JSON. Of
 // members with one name the last counts.
 func (p Pointer) Find(document []byte) (json.RawMessage, bool) {
-	if !json.Valid(document) {
-		return nil, false
-	}
-	value := json.RawMessage(bytes.TrimSpace(document))
-	for _, token := range p.tokens {
-		var found bool
-		if value, found = child(value, token); !found {
-			return nil, false
-		}
-	}
-	return value, true
+	value, found, _ := p.find(document)
+	return value, found
 }
 
-func child(value json.RawMessage, token string) (json.RawMessage, bool) {
+// find is Find. twice is true if an object on the way has the wanted member more
+// than once, as far as the way goes.
+func (p Pointer) find(document []byte) (value json.RawMessage, found, twice bool) {
+	if !json.Valid(document) {
+		return nil, false, false
+	}
+	value = bytes.TrimSpace(document)
+	for _, token := range p.tokens {
+		var again bool
+		value, found, again = child(value, token)
+		twice = twice || again
+		if !found {
+			return nil, false, twice
+		}
+	}
+	return value, true, twice
+}
+
+// child returns the member or element of a valid JSON value that a token names,
+// and whether there are several: then it is the last one.
+func child(value json.RawMessage, token string) (child json.RawMessage, found, again bool) {
 	switch value[0] {
 	case '{':
-		var members map[string]json.RawMessage
-		if err := json.Unmarshal(value, &members); err != nil {
-			return nil, false
+		decoder := json.NewDecoder(bytes.NewReader(value))
+		_, err := decoder.Token() // the brace
+		for err == nil && decoder.More() {
+			var name json.Token
+			var member json.RawMessage
+			if name, err = decoder.Token(); err == nil {
+				err = decoder.Decode(&member)
+			}
+			if err == nil && name == token {
+				again = found
+				child, found = member, true
+			}
 		}
-		member, found := members[token]
-		return member, found
+		return child, found && err == nil, again
 	case '[':
 		var elements []json.RawMessage
 		if err := json.Unmarshal(value, &elements); err != nil {
-			return nil, false
+			return nil, false, false
 		}
 		i, ok := arrayIndex(token)
 		if !ok || i >= len(elements) {
-			return nil, false
+			return nil, false, false
 		}
-		return elements[i], true
+		return elements[i], true, false
 	default:
-		return nil, false
+		return nil, false, false
 	}
 }
 

@@ -1,7 +1,11 @@
 package idempotency
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
+	"io"
 	"mime"
 	"net/http"
 	"slices"
@@ -42,12 +46,44 @@ type Policy struct {
 type Condition struct {
 	Pointer Pointer
 	Value   string
+	// AnyValue: every value but null will do, and Value does not count.
+	AnyValue bool
 }
 
-func (c Condition) holds(document []byte) bool {
-	value, found := c.Pointer.Find(document)
-	if !found {
-		return false
+// ruling is what a Condition comes to.
+type ruling int
+
+const (
+	holds ruling = iota + 1
+	// fails: the value is another one, or missing.
+	fails
+	// openNoJSON, openNoObject and openTwice: the document does not decide. What
+	// is no JSON object is no answer of the API that the condition was written
+	// for, and of members with one name each reader takes its own.
+	openNoJSON
+	openNoObject
+	openTwice
+)
+
+func (c Condition) rule(document []byte) ruling {
+	value, found, twice := c.Pointer.find(document)
+	switch {
+	case twice:
+		return openTwice
+	case found && c.matches(value):
+		return holds
+	case !json.Valid(document):
+		return openNoJSON
+	case bytes.TrimSpace(document)[0] != '{':
+		return openNoObject
+	default:
+		return fails
+	}
+}
+
+func (c Condition) matches(value json.RawMessage) bool {
+	if c.AnyValue {
+		return string(value) != "null"
 	}
 	if string(value) == c.Value {
 		return true
@@ -111,14 +147,26 @@ type Result struct {
 	// Status is 0, ProviderStatus is what the first one was answered, 0 for nothing;
 	// that answer itself is lost.
 	Stopped bool
-	Header  http.Header
+	// Header has the fields of the answer, the gateway's own names included if
+	// the provider uses them, and nothing that was set before it.
+	Header http.Header
+	// Replaced are the fields that had been set before and of which the answer
+	// left nothing, whether Header has them or not.
+	Replaced []string
 	// Body of the answer, if it was read whole.
 	Body []byte
-	// Whole is true if the answer came to its proper end.
+	// Whole is true if the answer came to its proper end, as far as its framing
+	// tells; see Policy.BrokeOff.
 	Whole bool
+	// Undeclared is true if the answer had no Content-Length. Its end is then
+	// whatever ended the connection, or what some proxy took for its end.
+	Undeclared bool
 	// BodyNotKept is true if the body was not read into Body, because it is
 	// over the maximum or a stream. Such an answer counts by its status.
 	BodyNotKept bool
+	// Doubted is true if something that Header and Body do not show says what
+	// Idempotency-Error or CodeInProgress in them would say.
+	Doubted bool
 	// TimedOut is true if the upstream timeout ended the attempt.
 	TimedOut bool
 	// Panicked is true if a handler below panicked.
@@ -147,6 +195,14 @@ const (
 // Classify is the table of what a provider's answer means. Its order matters:
 // what a result does not prove stays unknown.
 func (p Policy) Classify(r Result) Conclusion {
+	c := p.classify(r)
+	if (c == ConcludedRefused || c == ConcludedNotAccepted) && r.Sent != NeverSent && r.doubted() {
+		return ConcludedUnknown
+	}
+	return c
+}
+
+func (p Policy) classify(r Result) Conclusion {
 	switch {
 	case r.Status == 0 && r.Sent == NeverSent:
 		return ConcludedNeverSent
@@ -162,24 +218,86 @@ func (p Policy) Classify(r Result) Conclusion {
 			return ConcludedUnknown
 		}
 		return p.released(r.ProviderStatus)
-	case containsStatus(p.StoreStatus, r.Status) && (r.Whole || r.BodyNotKept) && p.acceptsBody(r):
+	case p.Accepts(r.Status) && r.BodyNotKept:
 		return ConcludedAccepted
-	case !r.Whole:
+	case p.BrokeOff(r):
 		return ConcludedUnknown
+	case p.Accepts(r.Status) && p.ruleBody(r) == holds:
+		return ConcludedAccepted
 	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status:
 		// The provider accepted, and a handler made something else of it.
 		return ConcludedUnknown
-	case containsStatus(p.StoreStatus, r.Status) && json.Valid(r.Body):
+	case p.Accepts(r.Status) && p.ruleBody(r) == fails:
 		return ConcludedRefused // by its body
 	default:
 		return p.released(r.Status)
 	}
 }
 
-// acceptsBody reports whether the body of an answer does not speak against its status.
-// One that was not kept does not.
-func (p Policy) acceptsBody(r Result) bool {
-	return p.AcceptIf == nil || r.BodyNotKept || p.AcceptIf.holds(r.Body)
+// ruleBody says what the body of an answer makes of its status.
+func (p Policy) ruleBody(r Result) ruling {
+	if p.AcceptIf == nil {
+		return holds
+	}
+	return p.AcceptIf.rule(r.Body)
+}
+
+// BrokeOff reports whether an answer stopped in its middle: by its framing or,
+// if that does not tell, because an acceptance says that it is JSON and is not
+// whole JSON. A body in a content coding is not looked into.
+func (p Policy) BrokeOff(r Result) bool {
+	switch {
+	case !r.Whole:
+		return true
+	case !r.Undeclared || r.BodyNotKept || !p.Accepts(r.Status) || !BodyAllowed(r.Status):
+		return false
+	}
+	coding := r.Header.Get("Content-Encoding")
+	t, _ := mediaType(r.Header)
+	return isJSON(t) && (coding == "" || strings.EqualFold(coding, "identity")) && !json.Valid(r.Body)
+}
+
+// doubted reports whether a refusal is about this try alone. A provider that
+// honours the key, or another gateway on the way, refuses a second try because
+// the first one is alive or unknown: that says nothing about the first.
+func (r Result) doubted() bool {
+	if r.Doubted || len(r.Header[HeaderError]) > 0 {
+		return true
+	}
+	value, found, twice := errorCode.find(r.Body)
+	if !found {
+		return false
+	}
+	var code string
+	return twice || json.Unmarshal(value, &code) == nil && code == string(CodeInProgress)
+}
+
+// errorCode is where the APIs that document CodeInProgress have it.
+var errorCode = Pointer{"/error/code", []string{"error", "code"}}
+
+// NamesInProgress reads a refusal that is too long for Result.Body, for
+// Result.Doubted: whether it has CodeInProgress anywhere. It is not read as
+// JSON: a page that merely mentions the code is no loss as an unknown outcome, and
+// the other way round would be.
+func NamesInProgress(body io.Reader) (bool, error) {
+	code := []byte(CodeInProgress)
+	window := make([]byte, 0, 32<<10)
+	for {
+		n, err := body.Read(window[len(window):cap(window)])
+		window = window[:len(window)+n]
+		if bytes.Contains(window, code) {
+			return true, nil
+		}
+		if errors.Is(err, io.EOF) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if kept := len(code) - 1; len(window) > kept {
+			window = window[:copy(window, window[len(window)-kept:])]
+		}
+	}
 }
 
 // released tells the statuses that free the key from those that leave the
@@ -229,11 +347,24 @@ func (p Policy) unknownReason(r Result) string {
 		return "the connection to the provider broke before a whole answer"
 	case !r.Whole:
 		return "the provider's answer broke off"
+	case p.Accepts(r.Status) && p.BrokeOff(r):
+		return "the provider's answer broke off: it declared no length, and its JSON is not whole"
+	case p.classify(r) != ConcludedUnknown:
+		return "the provider's refusal says that another try is running or unknown; its status was " +
+			strconv.Itoa(cmp.Or(r.ProviderStatus, r.Status))
 	case r.ProviderStatus != 0 && r.ProviderStatus != r.Status:
 		return "the provider answered with status " + strconv.Itoa(r.ProviderStatus)
-	case containsStatus(p.StoreStatus, r.Status) && !json.Valid(r.Body):
-		return "accept_if was set and the provider's answer is not JSON"
-	default:
-		return "the provider answered with status " + strconv.Itoa(r.Status)
 	}
+	if p.Accepts(r.Status) {
+		switch p.ruleBody(r) {
+		case openNoJSON:
+			return "accept_if was set and the provider's answer is not JSON"
+		case openNoObject:
+			return "accept_if was set and the provider's answer is not a JSON object"
+		case openTwice:
+			return "accept_if was set and the provider's answer has the member twice"
+		case holds, fails:
+		}
+	}
+	return "the provider answered with status " + strconv.Itoa(r.Status)
 }

@@ -16,7 +16,8 @@ const (
 	HeaderError = "Idempotency-Error"
 	// HeaderReplayed is "true" on a replay.
 	HeaderReplayed = "Idempotency-Replayed"
-	// headerShouldRetry is read by several SDKs: "false" stops their retries.
+	// headerShouldRetry is read by several SDKs: "false" stops their retries, and
+	// "true" makes them retry whatever the status, after Retry-After.
 	headerShouldRetry = "X-Should-Retry"
 )
 
@@ -36,46 +37,62 @@ type problemKind struct {
 	envelopeStatus, problemStatus int
 	title                         string
 	message                       string
-	noRetry                       bool
+	shouldRetry                   string // X-Should-Retry; empty for none
 }
 
-// problemKinds is the table of the gateway's answers.
+const (
+	retry   = "true"
+	noRetry = "false"
+)
+
+// problemKinds is the table of the gateway's answers. The messages are for
+// somebody who has never heard of a gateway.
 var problemKinds = map[Code]problemKind{
 	CodeMissing: {
 		http.StatusBadRequest, http.StatusBadRequest, "Idempotency key is missing",
-		"This request needs an idempotency key. Send one unique key per job, and the same key on every retry of that job.", false,
+		"This request needs an idempotency key, so that a retry cannot start a second job. " +
+			"It was not sent to the provider. Send one unique key per job, and the same key with every retry of that job.", "",
 	},
 	CodeInvalid: {
 		http.StatusBadRequest, http.StatusBadRequest, "Idempotency key is not valid",
-		"The idempotency key is not valid. Send one header line with 1 to 255 visible ASCII characters.", false,
+		"The idempotency key of this request is not valid, and the request was not sent to the provider. " +
+			"Send the key as one header line with 1 to 255 visible ASCII characters.", "",
 	},
 	CodeInProgress: {
 		http.StatusBadRequest, http.StatusConflict, "Request is in progress",
-		"The first request with this idempotency key is still running. Retry with the same key after Retry-After seconds.", false,
+		"Another request with this idempotency key is still running, so this one was not sent to the provider. " +
+			"The job may exist and may be billed. Do not submit it again under a new key; " +
+			"retry the same request with the same key after Retry-After seconds.", retry,
 	},
 	CodeScopeUnstable: {
 		http.StatusInternalServerError, http.StatusInternalServerError, "Caller cannot be recognised",
-		"This gateway cannot tell who the idempotency key of this request belongs to, so a retry could not be recognised and might start a second job. Nothing was sent to the provider. The operator of this gateway must set the option scope.", true,
+		"This gateway cannot tell who the idempotency key of this request belongs to, so a retry could not be recognised and might start a second job. Nothing was sent to the provider. The operator of this gateway must set the option scope.", noRetry,
 	},
 	CodeReuse: {
 		http.StatusBadRequest, http.StatusUnprocessableEntity, "Idempotency key was used with another request",
-		"This idempotency key was already used with a different request. Use a new key for a new job, and the unchanged request for a retry.", true,
+		"This idempotency key was already used with a different request, so this one was not sent to the provider. " +
+			"Use a new key for a new job, and the unchanged request for a retry.", noRetry,
 	},
 	CodeOutcomeUnknown: {
 		http.StatusConflict, http.StatusConflict, "Outcome is unknown",
-		"The request was sent to the provider and no trustworthy answer came back. The job may exist and may be billed. Do not submit it again under a new key; ask the operator of this gateway to look it up.", true,
+		"It is not known whether the provider accepted the request with this idempotency key: " +
+			"it may have been sent, and no trustworthy answer came back. The job may exist and may be billed. " +
+			"Do not submit it again under a new key; ask the operator of this gateway to look it up.", noRetry,
 	},
 	CodeResultUnavailable: {
 		http.StatusConflict, http.StatusConflict, "Result cannot be replayed",
-		"The provider accepted this request, but its answer was too large or a stream and was not stored. Do not submit it again under a new key; find the job with the provider.", true,
+		"The provider accepted the first request with this idempotency key, so the job exists and may be billed. " +
+			"Its answer was too large to be kept or was a stream, and cannot be repeated; this request was not sent. " +
+			"Do not submit it again under a new key; find the job with the provider.", noRetry,
 	},
 	CodeStoreUnavailable: {
 		http.StatusServiceUnavailable, http.StatusServiceUnavailable, "Idempotency store is unavailable",
-		"The gateway cannot use its store, so it cannot rule out a duplicate. This request was not sent to the provider. Retry with the same key.", false,
+		"This gateway cannot use the store in which it remembers requests, so it cannot rule out that this one " +
+			"would start a second job. It was not sent to the provider. Retry with the same key.", "",
 	},
 	CodeBodyTooLarge: {
 		http.StatusRequestEntityTooLarge, http.StatusRequestEntityTooLarge, "Request body is too large",
-		"The request body is larger than this gateway accepts. Nothing was sent to the provider.", false,
+		"The body of this request is larger than this gateway accepts. Nothing was sent to the provider.", "",
 	},
 }
 
@@ -156,8 +173,8 @@ func (p Problem) Write(w http.ResponseWriter, format ProblemFormat, unknownStatu
 func (p Problem) Mark(header http.Header) {
 	header.Set(HeaderError, string(p.Code))
 	header.Set("Cache-Control", "no-store")
-	if problemKinds[p.Code].noRetry {
-		header.Set(headerShouldRetry, "false")
+	if value := problemKinds[p.Code].shouldRetry; value != "" {
+		header.Set(headerShouldRetry, value)
 	}
 	if p.RetryAfter > 0 {
 		header.Set("Retry-After", strconv.Itoa(int(math.Ceil(p.RetryAfter.Seconds()))))

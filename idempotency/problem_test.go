@@ -19,17 +19,17 @@ var problems = []struct {
 	code              idempotency.Code
 	name              string
 	envelope, problem int
-	noRetry           bool
+	shouldRetry       string
 }{
-	{idempotency.CodeMissing, "idempotency_key_missing", 400, 400, false},
-	{idempotency.CodeInvalid, "idempotency_key_invalid", 400, 400, false},
-	{idempotency.CodeInProgress, "idempotency_key_in_progress", 400, 409, false},
-	{idempotency.CodeScopeUnstable, "idempotency_scope_unstable", 500, 500, true},
-	{idempotency.CodeReuse, "idempotency_key_reuse", 400, 422, true},
-	{idempotency.CodeOutcomeUnknown, "idempotency_outcome_unknown", 409, 409, true},
-	{idempotency.CodeResultUnavailable, "idempotency_result_unavailable", 409, 409, true},
-	{idempotency.CodeStoreUnavailable, "idempotency_store_unavailable", 503, 503, false},
-	{idempotency.CodeBodyTooLarge, "request_body_too_large", 413, 413, false},
+	{idempotency.CodeMissing, "idempotency_key_missing", 400, 400, ""},
+	{idempotency.CodeInvalid, "idempotency_key_invalid", 400, 400, ""},
+	{idempotency.CodeInProgress, "idempotency_key_in_progress", 400, 409, "true"},
+	{idempotency.CodeScopeUnstable, "idempotency_scope_unstable", 500, 500, "false"},
+	{idempotency.CodeReuse, "idempotency_key_reuse", 400, 422, "false"},
+	{idempotency.CodeOutcomeUnknown, "idempotency_outcome_unknown", 409, 409, "false"},
+	{idempotency.CodeResultUnavailable, "idempotency_result_unavailable", 409, 409, "false"},
+	{idempotency.CodeStoreUnavailable, "idempotency_store_unavailable", 503, 503, ""},
+	{idempotency.CodeBodyTooLarge, "request_body_too_large", 413, 413, ""},
 }
 
 func writeProblem(t *testing.T, p idempotency.Problem, format idempotency.ProblemFormat, unknownStatus int) *httptest.ResponseRecorder {
@@ -55,12 +55,9 @@ func document(t *testing.T, body []byte, members ...string) map[string]any {
 	return m
 }
 
-func wantProblemHeader(t *testing.T, header http.Header, name string, noRetry bool) {
+func wantProblemHeader(t *testing.T, header http.Header, name, shouldRetry string) {
 	t.Helper()
-	want := map[string]string{"Idempotency-Error": name, "Cache-Control": "no-store", "X-Should-Retry": ""}
-	if noRetry {
-		want["X-Should-Retry"] = "false"
-	}
+	want := map[string]string{"Idempotency-Error": name, "Cache-Control": "no-store", "X-Should-Retry": shouldRetry}
 	for field, value := range want {
 		if got := header.Get(field); got != value {
 			t.Errorf("%s is %q, want %q", field, got, value)
@@ -77,7 +74,7 @@ func TestProblemEnvelope(t *testing.T) {
 			if w.Code != test.envelope || p.Status(idempotency.FormatEnvelope) != test.envelope {
 				t.Errorf("status is %d and announced as %d, want %d", w.Code, p.Status(idempotency.FormatEnvelope), test.envelope)
 			}
-			wantProblemHeader(t, w.Header(), test.name, test.noRetry)
+			wantProblemHeader(t, w.Header(), test.name, test.shouldRetry)
 			if got := w.Header().Get("Content-Type"); got != "application/json" {
 				t.Errorf("Content-Type is %q", got)
 			}
@@ -115,7 +112,7 @@ func TestProblemDocument(t *testing.T) {
 			if w.Code != test.problem || p.Status(idempotency.FormatProblem) != test.problem {
 				t.Errorf("status is %d and announced as %d, want %d", w.Code, p.Status(idempotency.FormatProblem), test.problem)
 			}
-			wantProblemHeader(t, w.Header(), test.name, test.noRetry)
+			wantProblemHeader(t, w.Header(), test.name, test.shouldRetry)
 			if got := w.Header().Get("Content-Type"); got != "application/problem+json" {
 				t.Errorf("Content-Type is %q", got)
 			}
@@ -142,7 +139,7 @@ func TestProblemWithGatewayStatus(t *testing.T) {
 		if w.Code != status {
 			t.Errorf("status is %d, want %d", w.Code, status)
 		}
-		wantProblemHeader(t, w.Header(), "idempotency_outcome_unknown", true)
+		wantProblemHeader(t, w.Header(), "idempotency_outcome_unknown", "false")
 		if e := document(t, w.Body.Bytes(), "error")["error"].(map[string]any); e["type"] != "api_error" {
 			t.Errorf("type is %v with status %d, want api_error", e["type"], status)
 		}
@@ -155,13 +152,24 @@ func TestProblemWithGatewayStatus(t *testing.T) {
 	}
 }
 
-func TestOutcomeUnknownSaysWhatToDo(t *testing.T) {
-	p := idempotency.Problem{Code: idempotency.CodeOutcomeUnknown, Detail: "Record: 0123."}
-	body := writeProblem(t, p, idempotency.FormatProblem, 0).Body.String()
-	for _, text := range []string{"job may exist", "may be billed", "Do not submit it again under a new key", "Record: 0123."} {
-		if !strings.Contains(body, text) {
-			t.Errorf("the document does not say %q: %s", text, body)
+// A job that may exist is not to be submitted under a new key, whatever its
+// caller is told.
+func TestProblemsSayWhatToDo(t *testing.T) {
+	for _, code := range []idempotency.Code{
+		idempotency.CodeOutcomeUnknown, idempotency.CodeInProgress, idempotency.CodeResultUnavailable,
+	} {
+		p := idempotency.Problem{Code: code, Detail: "Record: 0123."}
+		body := writeProblem(t, p, idempotency.FormatProblem, 0).Body.String()
+		for _, text := range []string{"may be billed", "Do not submit it again under a new key", "Record: 0123."} {
+			if !strings.Contains(body, text) {
+				t.Errorf("%s does not say %q: %s", code, text, body)
+			}
 		}
+	}
+	// Nobody knows that of an attempt whose gateway was not heard of again.
+	body := writeProblem(t, idempotency.OutcomeUnknown("0123"), idempotency.FormatProblem, 0).Body.String()
+	if strings.Contains(body, "was sent") || !strings.Contains(body, "job may exist") {
+		t.Errorf("an unknown outcome is told as %s", body)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
@@ -210,6 +211,22 @@ type Decided struct {
 // MaxReason is the longest reason of a decision, in bytes.
 const MaxReason = 1000
 
+// difference says what the requests of two records differ in, as far as the
+// records know: what is neither method nor path is the content.
+func (d Details) difference(other Details) string {
+	var differ []string
+	if d.Method != other.Method {
+		differ = append(differ, "the method")
+	}
+	if d.Path != other.Path {
+		differ = append(differ, "the path")
+	}
+	if differ == nil {
+		return "the content (query, media type, body, or a header field that counts)"
+	}
+	return strings.Join(differ, " and ")
+}
+
 // DefaultJobPointer is where most providers' answers have the job's id.
 const DefaultJobPointer = "/id"
 
@@ -248,6 +265,9 @@ type Answer struct {
 	// Unavailable: the body was too large or a stream, and only the fact of
 	// the acceptance was stored.
 	Unavailable bool `cbor:"4,keyasint,omitempty"`
+	// Replaced are the fields of which a replay leaves nothing that handlers
+	// before have set. Others are added to what is there, as the answer's were.
+	Replaced []string `cbor:"5,keyasint,omitempty"`
 }
 
 // payloadDecoding refuses what it does not know: a member that another

@@ -185,7 +185,7 @@ var sampleDetails = idempotency.Details{
 	Namespace: "namespace", Key: "key", Method: "POST", Path: "/v1/jobs", Error: "why",
 	Answer: &idempotency.Answer{
 		Status: 202, Header: http.Header{"Content-Type": {"application/json"}, "Link": {"a", "b"}},
-		Body: []byte(`{"id":"job_1"}`), Unavailable: true,
+		Body: []byte(`{"id":"job_1"}`), Unavailable: true, Replaced: []string{"X-Own"},
 	},
 }
 

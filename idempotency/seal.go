@@ -106,21 +106,22 @@ func (k *Keyring) keyOf(payload []byte) (*encryptionKey, error) {
 
 // recognise looks closer at a record with a fingerprint that the store found
 // to be another one: under another key the same request has another. It returns
-// the request's seal under the record's key, and whether the record is of this
-// request. If it is not, its payload is used up.
-func (k *Keyring) recognise(s *Submit, r *Record) (seal, bool, error) {
+// the request's seal under the record's key if the record is of this request, and
+// otherwise what the record tells of its own: then its payload is used up.
+func (k *Keyring) recognise(s *Submit, r *Record) (same *seal, other Details, err error) {
 	key, err := k.keyOf(r.Payload)
 	if err != nil {
-		return seal{}, false, err
+		return nil, Details{}, err
 	}
 	fingerprint := key.fingerprintOf(s.ID, s.Fingerprint)
 	if hmac.Equal(fingerprint[:], r.Fingerprint[:]) {
-		return key.seal(s.ID, fingerprint), true, nil
+		own := key.seal(s.ID, fingerprint)
+		return &own, Details{}, nil
 	}
 	// Only a record that is whole can say that the key was used for another
 	// request.
-	_, err = key.seal(s.ID, r.Fingerprint).open(r.Payload)
-	return seal{}, false, err
+	other, err = key.seal(s.ID, r.Fingerprint).open(r.Payload)
+	return nil, other, err
 }
 
 // The binary form of encrypted details. No readable payload begins so: those are
