@@ -272,7 +272,7 @@ func (s *EmbeddedStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //		fingerprint_ignore <json-pointer...>
 //		fingerprint_header <field...>
 //		store_status       <code|class...>
-//		accept_if          <json-pointer> <value>
+//		accept_if          <json-pointer> [<value>]
 //		refused_status     <code|class...>
 //		retention          <duration>
 //		lease              <duration>
@@ -339,8 +339,13 @@ func (h *Handler) unmarshalOption(d *caddyfile.Dispenser) error {
 		}
 		return nil
 	case "accept_if":
-		h.AcceptIf = new(AcceptIf)
-		if !d.AllArgs(&h.AcceptIf.Pointer, &h.AcceptIf.Value) {
+		args := d.RemainingArgs()
+		switch len(args) {
+		case 1:
+			h.AcceptIf = &AcceptIf{Pointer: args[0]}
+		case 2:
+			h.AcceptIf = &AcceptIf{Pointer: args[0], Value: &args[1]}
+		default:
 			return wrongValues(d, option)
 		}
 		return nil

@@ -96,7 +96,9 @@ type Handler struct {
 	UpstreamTimeout Duration `json:"upstream_timeout,omitempty"`
 
 	// What the body of an acceptance says besides its status, for providers that
-	// put a refusal inside a 200. Default: none, the status decides.
+	// put a refusal inside a 200. A body that is no JSON object, or has the member
+	// twice, proves neither: then the outcome is unknown. Default: none, the status
+	// decides.
 	AcceptIf *AcceptIf `json:"accept_if,omitempty"`
 
 	// What happens to a duplicate that arrives while the first is running:
@@ -381,14 +383,17 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 	}
 
 	if h.AcceptIf != nil {
-		if *h.AcceptIf == (AcceptIf{}) {
-			return errors.New("accept_if: it needs a pointer and a value")
+		if h.AcceptIf.Pointer == "" && (h.AcceptIf.Value == nil || *h.AcceptIf.Value == "") {
+			return errors.New("accept_if: it needs a pointer")
 		}
 		pointer, err := idempotency.ParsePointer(h.AcceptIf.Pointer)
 		if err != nil {
 			return fmt.Errorf("accept_if: %w", err)
 		}
-		h.policy.AcceptIf = &idempotency.Condition{Pointer: pointer, Value: h.AcceptIf.Value}
+		h.policy.AcceptIf = &idempotency.Condition{Pointer: pointer, AnyValue: h.AcceptIf.Value == nil}
+		if h.AcceptIf.Value != nil {
+			h.policy.AcceptIf.Value = *h.AcceptIf.Value
+		}
 	}
 	var err error
 	if h.policy.Lease, err = h.Lease.resolve(repl, "lease", h.policy.Lease); err != nil {

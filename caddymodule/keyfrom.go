@@ -82,6 +82,7 @@ type AcceptIf struct {
 	// Where in the JSON body: a JSON pointer (RFC 6901).
 	Pointer string `json:"pointer"`
 
-	// The value there: its JSON text, or the content of a string.
-	Value string `json:"value"`
+	// The value there: its JSON text, or the content of a string. Default: none,
+	// any value but null will do.
+	Value *string `json:"value,omitempty"`
 }
