@@ -226,31 +226,31 @@ func (e *exchange) forward(attempt *idempotency.Attempt) error {
 		limit = 0 // nothing waits for the store
 	}
 	rec := newRecorder(e.w, limit, e.policy.Accepts)
-	rec.onStream = func() {
+	defer e.closeRecorder(rec)
+	rec.onStream = func() (concluded bool) {
 		began := time.Now()
-		result := idempotency.Result{Status: rec.status, Header: rec.sent}
+		result := idempotency.Result{Status: rec.status, Header: rec.own}
 		f.hear(&result)
 		if attempt == nil {
-			rec.concluded = true
 			f.follow(e.r.Context())
 			result.Whole, result.BodyNotKept = true, true
 			if e.policy.Classify(result) == idempotency.ConcludedUnknown {
 				idempotency.OutcomeUnknown(e.id).Mark(rec.sent)
 			}
-			return
+			return true
 		}
 		conclusion, reason, concluded := attempt.ConcludeStream(result)
 		if !concluded {
-			return
+			return false
 		}
-		rec.concluded = true
 		// The outcome is settled: from here on this is a stream to this caller.
 		f.follow(e.r.Context())
-		e.noteConclusion(conclusion, reason, rec.status)
+		e.noteConclusion(attempt, conclusion, reason, rec.status)
 		e.traceConclusion(span, began, attempt, conclusion, reason)
 		if conclusion == idempotency.ConcludedUnknown {
 			idempotency.OutcomeUnknown(e.id).Mark(rec.sent)
 		}
+		return true
 	}
 
 	out := e.outgoing(f.ctx)
@@ -288,7 +288,7 @@ func (e *exchange) conclude(
 	} else {
 		var reason string
 		conclusion, reason = attempt.Conclude(result)
-		e.noteConclusion(conclusion, reason, cmp.Or(result.Status, result.ProviderStatus))
+		e.noteConclusion(attempt, conclusion, reason, cmp.Or(result.Status, result.ProviderStatus))
 		e.traceConclusion(span, answered, attempt, conclusion, reason)
 	}
 	span.End(trace.WithTimestamp(answered))
@@ -297,23 +297,19 @@ func (e *exchange) conclude(
 		e.logger.Error("a handler after idempotency panicked", zap.String("record", string(e.id)),
 			zap.String("type", fmt.Sprintf("%T", crashed.value)), zap.ByteString("stack", crashed.stack))
 	}
-	return e.answer(rec, result, conclusion, err)
+	return e.answer(attempt, rec, result, conclusion, err)
 }
 
 // answer gives the first caller what the attempt came to.
-func (e *exchange) answer(rec *recorder, result idempotency.Result, conclusion idempotency.Conclusion, err error) error {
-	if rec.streaming {
-		// A refusal that was passed on as it came.
-		if !result.Whole {
-			panic(http.ErrAbortHandler)
-		}
-		rec.finish()
-		return nil
-	}
+func (e *exchange) answer(
+	attempt *idempotency.Attempt, rec *recorder, result idempotency.Result, conclusion idempotency.Conclusion, err error,
+) error {
+	problem := idempotency.OutcomeUnknown(e.id)
+	// Then nothing but an acceptance makes the outcome known.
+	tookOver := attempt != nil && attempt.TookOver()
 	switch conclusion {
 	case idempotency.ConcludedUnknown:
-		problem := idempotency.OutcomeUnknown(e.id)
-		if result.Whole && result.Status != 0 {
+		if result.Status != 0 && !e.policy.BrokeOff(result) {
 			problem.Mark(rec.sent)
 			rec.flushAll()
 			return nil
@@ -327,13 +323,25 @@ func (e *exchange) answer(rec *recorder, result idempotency.Result, conclusion i
 		if err == nil {
 			err = caddyhttp.Error(http.StatusGatewayTimeout, errors.New("no connection to the provider"))
 		}
+		if tookOver {
+			problem.Mark(e.w.Header())
+		}
 		return e.fail(err)
-	case idempotency.ConcludedAccepted, idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
+	case idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
 		if result.Status == 0 {
 			// A refusal that a handler below wanted to make up for elsewhere.
+			if tookOver {
+				problem.Mark(e.w.Header())
+			}
 			return e.fail(caddyhttp.Error(result.ProviderStatus, errSecondRequest))
 		}
+		if tookOver {
+			problem.Mark(rec.sent)
+		}
 		rec.flushAll() // an error would have made it another conclusion
+		return nil
+	case idempotency.ConcludedAccepted:
+		rec.flushAll()
 		return nil
 	default:
 		return fmt.Errorf("idempotency: unexpected conclusion %d", conclusion)
@@ -375,8 +383,18 @@ func (e *exchange) written(err error) error {
 	return nil
 }
 
+// closeRecorder frees the answer that was held back.
+func (e *exchange) closeRecorder(rec *recorder) {
+	if err := rec.close(); err != nil {
+		e.logger.Error("closing temporary file of an answer", zap.Error(err))
+	}
+}
+
 // noteConclusion notes and logs what an attempt came to.
-func (e *exchange) noteConclusion(c idempotency.Conclusion, reason string, status int) {
+func (e *exchange) noteConclusion(attempt *idempotency.Attempt, c idempotency.Conclusion, reason string, status int) {
+	if attempt.TookOver() && c != idempotency.ConcludedAccepted && c != idempotency.ConcludedUnknown {
+		c, reason = idempotency.ConcludedUnknown, "this attempt came to nothing, and that of the one before it is still unknown"
+	}
 	switch c {
 	case idempotency.ConcludedAccepted:
 		e.note(outcomeAccepted)

@@ -104,21 +104,23 @@ func (e *exchange) outgoing(ctx context.Context) *http.Request {
 // result collects what is known after the handlers below have returned.
 func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotency.Result {
 	r := idempotency.Result{
-		Status:      rec.status,
-		Header:      rec.own(),
-		BodyNotKept: rec.streaming,
-		Whole:       err == nil && crashed == nil && rec.whole(),
-		TimedOut:    f.timedOut.Load(),
-		Panicked:    crashed != nil && !crashed.isAbort(),
+		Status:   rec.status,
+		Header:   rec.own,
+		Replaced: rec.replaced,
+		Whole:    err == nil && crashed == nil && (rec.status == 0 || rec.whole()),
+		TimedOut: f.timedOut.Load(),
+		Panicked: crashed != nil && !crashed.isAbort(),
 	}
 	if r.Status != 0 {
+		r.Undeclared = !rec.lengthDeclared()
 		f.hear(&r)
 	}
-	if !rec.streaming {
+	if !rec.asked {
 		r.Body = rec.body.Bytes()
-	} else {
-		// It was not concluded when the stream began, so its end decides.
-		r.BodyNotKept = r.Whole
+	} else if r.Whole {
+		// It was not concluded when it turned out to be too long, so its end decides.
+		r.BodyNotKept = true
+		r.Doubted = r.Doubted || rec.namesInProgress()
 	}
 	wire := f.wire.state()
 	r.Stopped = wire.stopped != notStopped
@@ -131,7 +133,7 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 	}
 	if r.Stopped {
 		r.ProviderStatus = f.providerStatus()
-		if _, unknown := f.repl.Get(placeholderUnknown); unknown {
+		if _, unknown := f.repl.Get(placeholderError); unknown {
 			r.ProviderStatus = 0
 		}
 	}
@@ -149,6 +151,7 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 // and has not answered, an answer that is there all the same is an error route's.
 func (f *forwarding) hear(r *idempotency.Result) {
 	status := f.providerStatus()
+	_, r.Doubted = f.repl.Get(placeholderError)
 	_, chosen := f.repl.Get(placeholderChosen)
 	switch {
 	case f.wire.state().asking:

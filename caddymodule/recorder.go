@@ -18,34 +18,43 @@ import (
 // keeps it for the record. Use it for one answer:
 //
 //	rec := newRecorder(w, limit, accepts)
-//	rec.onStream = …                 // concludes early, see below
+//	defer rec.close()
+//	rec.onStream = …                 // may conclude early, see below
 //	err := next.ServeHTTP(rec, r)
-//	…                                // store rec.status, rec.own(), rec.body
+//	…                                // store rec.status, rec.own, rec.body
 //	rec.flushAll()                   // or write another answer to w
 //
-// An answer that cannot be held back, because its body is over the limit or is
-// an accepted event stream, is passed on from that point on: onStream is called
-// first, and may conclude the attempt and change rec.sent. Then only finish is
-// left to do, which sends the end of an answer that was not concluded.
+// For an answer whose body is over the limit, or that is an accepted event
+// stream, onStream is called once, before anything of it is passed on. If it
+// reports true the attempt is concluded: from that point on the answer is passed
+// on as it comes, with what onStream has changed in rec.sent, and only finish is
+// left to do. Otherwise the end of the answer decides, and what is over the limit
+// goes to a file until then. So the way to the caller, which may be slow or
+// stuck, is never in the way of a conclusion.
 //
 // Unlike caddyhttp.ResponseRecorder it has a header map of its own, so that
 // nothing of an answer that is thrown away reaches the caller, and what the
 // provider sent can be told from what handlers before this one had set.
 type recorder struct {
 	*caddyhttp.ResponseWriterWrapper
-	limit   int64
-	accepts func(status int) bool
-	// onStream is called once, before the first byte is passed on.
-	onStream func()
+	limit    int64
+	accepts  func(status int) bool
+	onStream func() (concluded bool)
 
 	header  http.Header // what handlers below see and change
 	initial http.Header // what it was in the beginning
-	sent    http.Header // what it was when the status was written
 	status  int
-	body    bytes.Buffer // what is held back
 
-	streaming bool
-	concluded bool
+	// From here on as it was when the status was written.
+	sent     http.Header // what goes to the caller
+	own      http.Header // what the provider sent of it
+	replaced []string    // what was in initial, and is not in sent any more
+
+	body  bytes.Buffer      // what is held back
+	spool idempotency.Spool // what is held back after it
+
+	asked     bool // onStream was called
+	concluded bool // and reported true
 }
 
 func newRecorder(w http.ResponseWriter, limit int64, accepts func(int) bool) *recorder {
@@ -58,6 +67,9 @@ func newRecorder(w http.ResponseWriter, limit int64, accepts func(int) bool) *re
 	}
 }
 
+// close frees what was held back.
+func (rec *recorder) close() error { return rec.spool.Close() }
+
 // Header implements http.ResponseWriter.
 func (rec *recorder) Header() http.Header { return rec.header }
 
@@ -69,20 +81,49 @@ func (rec *recorder) WriteHeader(status int) {
 	if status < http.StatusOK && status != http.StatusSwitchingProtocols {
 		outer := rec.ResponseWriterWrapper.Header()
 		replaceHeader(outer, rec.header)
-		outer.Del(idempotency.HeaderReplayed)
-		outer.Del(idempotency.HeaderError)
+		deleteGatewayFields(outer)
 		rec.ResponseWriterWrapper.WriteHeader(status)
 		replaceHeader(outer, rec.initial)
 		return
 	}
 	rec.status = status
 	rec.sent = rec.header.Clone()
-	// The gateway's own words are not passed through from a provider.
-	rec.sent.Del(idempotency.HeaderReplayed)
-	rec.sent.Del(idempotency.HeaderError)
+	rec.own, rec.replaced = split(rec.sent, rec.initial)
+	deleteGatewayFields(rec.sent)
 	if rec.accepts(status) && idempotency.IsStream(rec.sent) {
-		rec.stream()
+		rec.tryStream()
 	}
+}
+
+// deleteGatewayFields takes out the gateway's own words: they are not passed
+// through from a provider.
+func deleteGatewayFields(header http.Header) {
+	header.Del(idempotency.HeaderReplayed)
+	header.Del(idempotency.HeaderError)
+}
+
+// split tells what was added to a header from what it was in the beginning. A
+// field of which the initial lines are still the first ones was added to, as
+// reverse_proxy does with every field of an answer; of any other nothing was
+// left.
+func split(header, initial http.Header) (own http.Header, replaced []string) {
+	own = make(http.Header, len(header))
+	for name, values := range header {
+		before := initial[name]
+		switch {
+		case len(before) > len(values) || !slices.Equal(before, values[:len(before)]):
+			own[name] = values
+			replaced = append(replaced, name)
+		case len(values) > len(before):
+			own[name] = values[len(before):]
+		}
+	}
+	for name := range initial {
+		if _, there := header[name]; !there {
+			replaced = append(replaced, name)
+		}
+	}
+	return own, replaced
 }
 
 // Write implements http.ResponseWriter.
@@ -90,28 +131,33 @@ func (rec *recorder) Write(p []byte) (int, error) {
 	if rec.status == 0 {
 		rec.WriteHeader(http.StatusOK)
 	}
-	if !rec.streaming {
-		if int64(rec.body.Len())+int64(len(p)) <= rec.limit {
-			return rec.body.Write(p)
-		}
-		rec.stream()
+	if !rec.asked && rec.size()+int64(len(p)) > rec.limit {
+		rec.tryStream()
 	}
-	if rec.concluded {
+	switch {
+	case rec.concluded:
 		return rec.ResponseWriterWrapper.Write(p)
+	case rec.spool.Size() == 0 && rec.size()+int64(len(p)) <= rec.limit:
+		return rec.body.Write(p)
+	default:
+		return rec.spool.Write(p)
 	}
-	// The end of an answer goes out when its outcome is stored. A caller may have
-	// left; what the provider says is still to be heard.
-	rec.writeBody()
-	return rec.body.Write(p)
 }
 
-// writeBody passes on the body that was held back.
+// size returns the length of the body that is held back.
+func (rec *recorder) size() int64 { return int64(rec.body.Len()) + rec.spool.Size() }
+
+// writeBody passes on the body that was held back. A caller that has left
+// misses its answer.
 func (rec *recorder) writeBody() {
-	if rec.body.Len() == 0 {
-		return // over HTTP/2 even an empty Write is an error after a 204
+	if rec.body.Len() > 0 { // over HTTP/2 even an empty Write is an error after a 204
+		if _, err := rec.ResponseWriterWrapper.Write(rec.body.Bytes()); err != nil {
+			return
+		}
 	}
-	_, _ = rec.ResponseWriterWrapper.Write(rec.body.Bytes()) // a caller that has left misses its answer
-	rec.body.Reset()
+	if rec.spool.Size() > 0 {
+		_, _ = io.Copy(rec.ResponseWriterWrapper, rec.spool.Reader())
+	}
 }
 
 // ReadFrom implements io.ReaderFrom, without the short cut of the wrapper to
@@ -123,16 +169,20 @@ func (rec *recorder) ReadFrom(r io.Reader) (int64, error) {
 // FlushError is what http.ResponseController flushes by. What is held back
 // stays so.
 func (rec *recorder) FlushError() error {
-	if !rec.streaming {
+	if !rec.concluded {
 		return nil
 	}
 	return http.NewResponseController(rec.ResponseWriterWrapper).Flush()
 }
 
-// stream passes on what was held back, and from here on everything.
-func (rec *recorder) stream() {
-	rec.streaming = true
-	rec.onStream()
+// tryStream passes on what was held back, and from here on everything, if the
+// attempt can be concluded.
+func (rec *recorder) tryStream() {
+	rec.asked = true
+	rec.concluded = rec.onStream()
+	if !rec.concluded {
+		return
+	}
 	replaceHeader(rec.ResponseWriterWrapper.Header(), rec.sent)
 	rec.ResponseWriterWrapper.WriteHeader(rec.status)
 	rec.writeBody()
@@ -143,12 +193,12 @@ func (rec *recorder) stream() {
 func (rec *recorder) flushAll() {
 	replaceHeader(rec.ResponseWriterWrapper.Header(), rec.sent)
 	rec.ResponseWriterWrapper.WriteHeader(rec.status)
+	rec.writeBody()
 	rec.finish()
 }
 
-// finish sends what is held back of the body, and the trailers.
+// finish sends the trailers.
 func (rec *recorder) finish() {
-	rec.writeBody()
 	var announced []string
 	for _, line := range rec.sent["Trailer"] {
 		for name := range strings.SplitSeq(line, ",") {
@@ -174,25 +224,23 @@ func (rec *recorder) finish() {
 	}
 }
 
-// own returns what the provider sent, without what was there before.
-func (rec *recorder) own() http.Header {
-	own := make(http.Header, len(rec.sent))
-	for name, values := range rec.sent {
-		if !slices.Equal(values, rec.initial[name]) {
-			own[name] = values
-		}
-	}
-	return own
-}
-
 // whole reports whether the body has the length that was announced.
 func (rec *recorder) whole() bool {
-	announced := rec.sent.Get("Content-Length")
-	if announced == "" || rec.streaming || !idempotency.BodyAllowed(rec.status) {
+	if !rec.lengthDeclared() || rec.concluded || !idempotency.BodyAllowed(rec.status) {
 		return true
 	}
-	n, err := strconv.ParseInt(announced, 10, 64)
-	return err == nil && n == int64(rec.body.Len())
+	n, err := strconv.ParseInt(rec.sent.Get("Content-Length"), 10, 64)
+	return err == nil && n == rec.size()
+}
+
+// lengthDeclared reports whether the length of the body was announced.
+func (rec *recorder) lengthDeclared() bool { return rec.sent.Get("Content-Length") != "" }
+
+// namesInProgress reports whether a refusal that is too long for memory says
+// that the first try is alive. What cannot be read may say so.
+func (rec *recorder) namesInProgress() bool {
+	names, err := idempotency.NamesInProgress(io.MultiReader(bytes.NewReader(rec.body.Bytes()), rec.spool.Reader()))
+	return names || err != nil
 }
 
 func replaceHeader(to, from http.Header) {

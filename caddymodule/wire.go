@@ -98,9 +98,9 @@ const (
 	// known to be the transport's own doing.
 	placeholderTry    = "http.reverse_proxy.upstream.max_requests"
 	placeholderStatus = "http.reverse_proxy.status_code"
-	// placeholderUnknown is set if the provider, or a gateway before it, says that
-	// it knows the key.
-	placeholderUnknown = "http.reverse_proxy.header." + idempotency.HeaderError
+	// placeholderError has the provider's own Idempotency-Error, if it sent one, also
+	// when a handler on the way put something in place of the answer.
+	placeholderError = "http.reverse_proxy.header." + idempotency.HeaderError
 )
 
 func (w *wire) trace() *httptrace.ClientTrace {
@@ -108,6 +108,7 @@ func (w *wire) trace() *httptrace.ClientTrace {
 	w.repl.Delete(placeholderTry)
 	w.repl.Delete(placeholderChosen)
 	w.repl.Delete(placeholderStatus)
+	w.repl.Delete(placeholderError)
 	trace := &httptrace.ClientTrace{GetConn: w.getConn, GotConn: w.gotConn, WroteHeaders: w.wroteHeaders}
 	if w.questions.doubtful {
 		trace.WroteHeaderField = w.wroteHeaderField
@@ -122,6 +123,7 @@ func (w *wire) getConn(string) {
 	if _, answered := w.repl.Get(placeholderStatus); answered && w.sent == notSent {
 		// What a question was answered is not the provider's own status.
 		w.repl.Delete(placeholderStatus)
+		w.repl.Delete(placeholderError)
 		w.asking = false
 	}
 	w.asked = true

@@ -65,8 +65,11 @@ var sdkJob = sdkResult{ID: "job_1"}
 
 func sdkError(class string, status int, code string) sdkResult {
 	r := sdkResult{Error: class, Status: status, Code: code}
-	if code == unknownCode || code == reuseCode {
+	switch code {
+	case unknownCode, reuseCode:
 		r.ShouldRetry = "false"
+	case inProgressCode:
+		r.ShouldRetry = "true"
 	}
 	return r
 }
@@ -77,8 +80,9 @@ const (
 	reuseCode      = "idempotency_key_reuse"
 )
 
-// stainless is a call of an SDK of the family that obeys x-should-retry and
-// repeats a 409, broken connections and its own time-outs.
+// stainless is a call of an SDK of the family that obeys x-should-retry, so it
+// waits for a first try that is in progress, and repeats broken connections and
+// its own time-outs.
 func stainless(sdk, call, path, mediaType, document string) sdkCall {
 	return sdkCall{
 		sdk: sdk, call: call, path: path, mediaType: mediaType, document: document,
@@ -89,7 +93,7 @@ func stainless(sdk, call, path, mediaType, document string) sdkCall {
 		failed:   sdkOutcome{1, sdkError("InternalServerError", 500, unknownCode)},
 		refused:  sdkOutcome{2, sdkJob},
 		unknown:  sdkOutcome{1, sdkError("ConflictError", 409, unknownCode)},
-		envelope: sdkError("BadRequestError", 400, inProgressCode),
+		envelope: sdkJob,
 		problem:  sdkJob,
 	}
 }
@@ -123,7 +127,7 @@ var sdkCalls = []sdkCall{
 		refused:  sdkOutcome{2, sdkJob},
 		unknown:  sdkOutcome{1, sdkResult{Error: "ApiError", Status: 409, Code: unknownCode}},
 		timedOut: sdkError("DOMException", 0, ""),
-		envelope: sdkError("ApiError", 400, inProgressCode),
+		envelope: sdkResult{Error: "ApiError", Status: 400, Code: inProgressCode},
 		problem:  sdkError("ApiError", 409, ""),
 	},
 	{
