@@ -70,10 +70,6 @@ func (e *exchange) read(key idempotency.Key) (f idempotency.Fingerprint, read bo
 	pending := e.fingerprinter.Start(e.r.Method, e.r.URL, e.r.Header)
 	e.body, err = idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, pending)
 	if errors.Is(err, idempotency.ErrBodyTooLarge) {
-		if e.r.ProtoMajor == 1 {
-			// Otherwise net/http waits for the rest of the body before it answers.
-			e.w.Header().Set("Connection", "close")
-		}
 		return f, false, e.problem(idempotency.Problem{Code: idempotency.CodeBodyTooLarge,
 			Detail: fmt.Sprintf("The maximum is %d bytes.", e.maxRequestBody)})
 	}
@@ -145,6 +141,7 @@ func (e *exchange) fail(err error) error {
 	e.logger.Log(level, "a request with a key failed, and nothing is recorded",
 		zap.String("record", string(e.id)), zap.Int("status", status), zap.Error(err))
 	e.w.Header().Set("Cache-Control", "no-store")
+	defer e.linger()()
 	e.w.WriteHeader(status)
 	return nil
 }
@@ -371,6 +368,7 @@ func serve(next caddyhttp.Handler, w http.ResponseWriter, r *http.Request) (cras
 
 func (e *exchange) problem(p idempotency.Problem) error {
 	e.note(problemOutcomes[p.Code])
+	defer e.linger()()
 	return e.written(p.Write(e.w, e.format, 0))
 }
 
