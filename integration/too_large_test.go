@@ -144,3 +144,20 @@ if (how === "fetch") {
 		}
 	}
 }
+
+// Who announces a body and sends nothing more does not hold the gateway.
+func TestRefusedUploadEnds(t *testing.T) {
+	t.Parallel()
+	p := startProvider(t, nil)
+	g := startGateway(t, p.url, options{idempotency: "max_request_body 1MiB"})
+	conn := dial(t, g)
+	if _, err := io.WriteString(conn, "POST /v1/videos HTTP/1.1\r\nHost: "+g.host()+"\r\nIdempotency-Key: k\r\nContent-Length: 999999999999\r\n\r\nx"); err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(conn) // until the gateway ends the connection
+	p.want(t, 0)
+	if err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 413 ") {
+		t.Errorf("got %q, %v", text, err)
+	}
+	g.awaitLog(t, `"idempotency_outcome":"too_large"`)
+}
