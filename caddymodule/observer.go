@@ -37,6 +37,11 @@ func (observer) LateAcceptance(id idempotency.RecordID, status int) {
 		zap.String("record", string(id)), zap.Int("status", status))
 }
 
+func (observer) RecordLost(id idempotency.RecordID) {
+	log().Error("the store had lost the record of a submit that this gateway works on; it was made anew and nothing was sent twice from here",
+		zap.String("record", string(id)))
+}
+
 func (observer) GaveUp(op string, id idempotency.RecordID) {
 	if op == "withdraw" {
 		// A store that takes no write may leave one for each submit.

@@ -14,21 +14,31 @@ type Attempt struct {
 	engine  *Engine
 	policy  *Policy
 	id      RecordID
-	token   Token
+	request Fingerprint // as the request has it, not as it is stored
 	details Details
-	seal    seal
-
-	// strayUntil is when another try of its claim can no longer be granted, on
-	// the store's clock; zero if there is none.
-	strayUntil time.Time
-	tookOver   bool
+	began   time.Time
+	// tookOver: the record was another attempt's, whose outcome is unknown.
+	tookOver bool
 
 	concluded atomic.Bool
 	stored    bool // set by the one call that concludes
+
 	// Guarded by engine.mu.
-	renewAt time.Time
-	lost    bool
-	ended   bool // its outcome is being stored
+
+	// token and seal are those of the record that is the attempt's now. A record
+	// that the store has lost is made anew with others.
+	token Token
+	seal  seal
+	// strayUntil is when another try of its claim can no longer be granted, on
+	// the store's clock; zero if there is none.
+	strayUntil time.Time
+	renewAt    time.Time
+	lost       bool
+	ended      bool // it runs no longer, or the process ends
+	// outcome is what it came to, until the store has it.
+	outcome *unsettled
+	// disowned: the record was taken from it by a decision, for good.
+	disowned bool
 }
 
 // ID returns the record's id.
@@ -104,19 +114,8 @@ func (a *Attempt) ConcludeStream(r Result) (c Conclusion, reason string, conclud
 
 // store does one transition now, and leaves it to the keeper if that fails.
 func (a *Attempt) store(op operation, details Details, status int) {
-	u := &unsettled{op: op, id: a.id, token: a.token, status: status}
-	if op == opRelease {
-		u.notAfter = a.strayUntil
-	} else {
-		payload, err := a.seal.close(details)
-		if err != nil {
-			// Nothing in Details can fail to encode; if it does, the record
-			// stays as it is and becomes uncertain when its lease is over.
-			a.engine.observer.StoreError(op.String(), a.id, err)
-			return
-		}
-		u.payload = payload
-	}
+	u := &unsettled{op: op, id: a.id, attempt: a, details: details, status: status}
+	a.engine.owe(a, u)
 	err := a.engine.settle(context.Background(), u)
 	if err != nil {
 		a.engine.settleLater(u, a.policy.Lease+a.policy.Retention)

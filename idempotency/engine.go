@@ -42,8 +42,14 @@ type Observer interface {
 	LeaseLost(id RecordID)
 	// LateAcceptance reports an acceptance that could not be stored because the
 	// record was no longer the attempt's own: an operator or an
-	// on_uncertain resubmit decided otherwise, or the store lost it.
+	// on_uncertain resubmit decided otherwise, or the store lost it and another
+	// gateway has submitted since.
 	LateAcceptance(id RecordID, status int)
+	// RecordLost reports that the store had no record of a submit that this
+	// process works on, or whose outcome it owes the store. It has one again.
+	// The reason is a store that was flushed, restarted empty, failed over or
+	// evicts, or an operator who released the record through another gateway.
+	RecordLost(id RecordID)
 	// GaveUp reports an outcome that could not be stored as long as its record
 	// lived; or, with the operation withdraw, a claim that was not taken back,
 	// also because more than ten thousand waited for it. A record that it may have
@@ -89,6 +95,7 @@ type Engine struct {
 	census census
 
 	mu      sync.Mutex
+	own     map[RecordID]own
 	live    map[*Attempt]struct{}
 	pending []*unsettled
 	// settling are those that are taken out of pending and under way.
@@ -108,6 +115,7 @@ func NewEngine(config EngineConfig) *Engine {
 		timeout:  config.StoreTimeout,
 		observer: config.Observer,
 		hold:     config.Hold,
+		own:      make(map[RecordID]own),
 		live:     make(map[*Attempt]struct{}),
 		wake:     make(chan struct{}, 1),
 		rooms:    make(map[RecordID]*room),
@@ -140,6 +148,10 @@ type Admission struct {
 	Replay *Answer
 	// Problem is to be answered instead.
 	Problem *Problem
+
+	// here, with CodeInProgress: this process runs the attempt, whatever its
+	// record says.
+	here bool
 }
 
 // Begin asks the store whether a submit may be sent. It costs one round trip,
@@ -169,7 +181,7 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 			return admission, fmt.Errorf("%w: %w", ErrClaimedBefore, err)
 		}
 		running := err == nil && admission.Problem != nil && admission.Problem.Code == CodeInProgress
-		if !running || !e.awaitChange(ctx, s.ID) {
+		if !running || !e.awaitChange(ctx, s.ID, admission.here) {
 			return admission, err
 		}
 	}
@@ -204,31 +216,38 @@ func (e *Engine) beginUnder(ctx context.Context, policy *Policy, s *Submit, own 
 		Fingerprint: own.fingerprint,
 		Lease:       policy.Lease,
 		Retention:   policy.Retention,
-		TakeOver:    policy.ResubmitUncertain,
 		Payload:     payload,
 	}
-	sentAt := time.Now()
-	reply, strayUntil, err := e.claim(ctx, &claim)
+	claim.TakeOver = e.startClaim(s.ID) && policy.ResubmitUncertain
+	g := grant{claim: &claim, seal: own, sentAt: time.Now()}
+	var reply ClaimReply
+	reply, g.strayUntil, err = e.claim(ctx, &claim)
+	if err == nil && reply.Verdict == Claimed {
+		g.tookOver = reply.TookOver
+		return e.granted(ctx, policy, s, g), nil, nil
+	}
+	holder := e.endClaim(s.ID)
 	if err != nil {
 		e.observer.StoreError(nameClaim, s.ID, err)
 		return Admission{}, nil, fmt.Errorf("%w: claim record: %w", ErrStoreUnavailable, err)
 	}
 
 	switch reply.Verdict {
-	case Claimed:
-		a := &Attempt{
-			engine: e, policy: policy, id: s.ID, token: claim.Token, details: s.Details, seal: *own,
-			strayUntil: strayUntil, tookOver: reply.TookOver,
+	case AlreadyUncertain:
+		if policy.ResubmitUncertain && !claim.TakeOver {
+			if !holder.known {
+				return Admission{}, own, nil // it has ended meanwhile: the record may be taken over
+			}
+			return holder.tell(s.ID), nil, nil
 		}
-		e.attend(a, sentAt)
-		return Admission{Attempt: a}, nil, nil
-	case AlreadyCompleted, StillInProgress, AlreadyUncertain:
+		fallthrough
+	case AlreadyCompleted, StillInProgress:
 		admission, err := e.repeat(s.ID, own, &reply)
 		return admission, nil, err
 	case OtherRequest:
 		return e.compare(policy, s, &reply)
-	case TooLate:
-		// claim reports it as an error.
+	case Claimed, TooLate:
+		// granted has dealt with the one; claim reports the other as an error.
 	}
 	return Admission{}, nil, fmt.Errorf("%w: the store gave verdict %d", ErrStoreUnavailable, reply.Verdict)
 }
@@ -262,10 +281,7 @@ func (e *Engine) repeat(id RecordID, s *seal, reply *ClaimReply) (Admission, err
 			e.observer.StoreError(nameClaim, id, err)
 			return Admission{}, fmt.Errorf("%w: read stored answer: %w", ErrStoreUnavailable, err)
 		}
-		if answer.Unavailable {
-			return Admission{Problem: &Problem{Code: CodeResultUnavailable, Detail: recordDetail(id)}}, nil
-		}
-		return Admission{Replay: &answer}, nil
+		return replay(id, answer), nil
 	case InProgress:
 		return Admission{Problem: &Problem{
 			Code:       CodeInProgress,
@@ -278,6 +294,14 @@ func (e *Engine) repeat(id RecordID, s *seal, reply *ClaimReply) (Admission, err
 	default:
 		return Admission{}, fmt.Errorf("%w: the record in the way is %s", ErrStoreUnavailable, state)
 	}
+}
+
+// replay answers a repeat of a submit that was accepted.
+func replay(id RecordID, answer Answer) Admission {
+	if answer.Unavailable {
+		return Admission{Problem: &Problem{Code: CodeResultUnavailable, Detail: recordDetail(id)}}
+	}
+	return Admission{Replay: &answer}
 }
 
 func recordDetail(id RecordID) string { return "Record: " + string(id) + "." }
@@ -466,11 +490,7 @@ func (e *Engine) Abandon(ctx context.Context) (left []RecordID) {
 			wg.Go(func() {
 				details := a.details
 				details.Error = "the gateway was stopped before the provider had answered"
-				payload, err := a.seal.close(details)
-				if err == nil {
-					err = e.settle(ctx, &unsettled{op: opUncertain, id: a.id, token: a.token, payload: payload})
-				}
-				if err != nil {
+				if err := e.settle(ctx, &unsettled{op: opUncertain, id: a.id, attempt: a, details: details}); err != nil {
 					mu.Lock()
 					defer mu.Unlock()
 					left = append(left, a.id)
@@ -525,4 +545,5 @@ func (silent) StoreCall(string, time.Duration, error) {}
 func (silent) StoreError(string, RecordID, error)     {}
 func (silent) LeaseLost(RecordID)                     {}
 func (silent) LateAcceptance(RecordID, int)           {}
+func (silent) RecordLost(RecordID)                    {}
 func (silent) GaveUp(string, RecordID)                {}

@@ -802,7 +802,8 @@ func TestLateAcceptance(t *testing.T) {
 	h.wantProblem(p, s, idempotency.CodeInProgress) // no taking over while it is alive
 	h.clock.advance(time.Hour)
 	h.wantProblem(policy(), s, idempotency.CodeOutcomeUnknown)
-	b := h.attempt(p, s)
+	other := h.gateway()
+	b := other.attempt(p, s)
 	h.conclude(a, accepted("late"), idempotency.ConcludedAccepted)
 	o := h.observed.so()
 	if !slices.Equal(o.late, []idempotency.RecordID{s.ID}) || o.lateStatus != 202 {
@@ -817,7 +818,7 @@ func TestLateAcceptance(t *testing.T) {
 	a = h.attempt(p, s)
 	c := h.attempt(p, submitOf("k3"))
 	h.clock.advance(time.Hour)
-	b = h.attempt(p, s)
+	b = other.attempt(p, s)
 	h.conclude(a, refusal, idempotency.ConcludedRefused)
 	h.wantState(s, idempotency.InProgress)
 	h.conclude(b, accepted("second"), idempotency.ConcludedAccepted)

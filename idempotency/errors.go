@@ -51,6 +51,13 @@ var (
 	// errClaimMayCome means that a claim to be taken back is not in the store,
 	// and that its time is not over yet.
 	errClaimMayCome = errors.New("the claim may still be granted")
+
+	// errRecordVanishes means that the store loses a record as often as it is made.
+	errRecordVanishes = errors.New("the record vanishes as soon as it is made")
+
+	// errMayBeOwn means that the record of an outcome has another token, which
+	// may be that of a claim of this process that is under way.
+	errMayBeOwn = errors.New("the record may be a claim's of this process")
 )
 
 // StateError means that an operator's decision needs a record that is

@@ -272,6 +272,7 @@ type observations struct {
 	texts       []string
 	lost, late  []idempotency.RecordID
 	lateStatus  int
+	recordsLost []idempotency.RecordID
 	gaveUp      []string // operations
 }
 
@@ -305,6 +306,12 @@ func (o *observations) LateAcceptance(id idempotency.RecordID, status int) {
 	defer o.mu.Unlock()
 	o.late = append(o.late, id)
 	o.lateStatus = status
+}
+
+func (o *observations) RecordLost(id idempotency.RecordID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.recordsLost = append(o.recordsLost, id)
 }
 
 func (o *observations) GaveUp(op string, _ idempotency.RecordID) {
@@ -413,6 +420,9 @@ func (h *harness) idle() {
 		h.t.Fatalf("%d attempts and %d outcomes are left", len(alive), len(unstored))
 	}
 	await(h.t, "the store to be let go", func() bool { return h.held.Load() == 0 })
+	if n := idempotency.Known(h.engine); n != 0 {
+		h.t.Errorf("an engine that is idle knows of %d records", n)
+	}
 }
 
 // wantEachCallObserved compares what the observer heard of the store's calls

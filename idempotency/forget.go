@@ -73,6 +73,7 @@ func (e *Engine) Forget(ctx context.Context, f Forgetting) (State, error) {
 	if err != nil {
 		return 0, err
 	}
+	mine := e.holding(f.ID)
 	reply, err := call(context.WithoutCancel(ctx), e, nameForget, func(ctx context.Context) (Reply, error) {
 		return e.store.Forget(ctx, f.ID, seen)
 	})
@@ -80,6 +81,7 @@ func (e *Engine) Forget(ctx context.Context, f Forgetting) (State, error) {
 	case err != nil:
 		return 0, fmt.Errorf("%w: forget record: %w", ErrStoreUnavailable, err)
 	case reply.Applied:
+		e.disown(mine)
 		return state, nil
 	}
 	// It has changed, or its attempt is alive, which the details of a record that

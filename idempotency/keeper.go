@@ -39,10 +39,13 @@ func (op operation) String() string {
 
 // unsettled is a transition that the store has not acknowledged yet.
 type unsettled struct {
-	op      operation // changes under engine.mu
-	id      RecordID
+	op operation // changes under engine.mu
+	id RecordID
+	// token of opRelease and opWithdraw. What an attempt came to goes to the
+	// record that is the attempt's then.
 	token   Token
-	payload []byte
+	attempt *Attempt // of opComplete and opUncertain
+	details Details
 	status  int // of the acceptance, with opComplete
 	// notAfter is when the claim, or another try of it, can no longer be granted,
 	// on the store's clock; zero if it cannot anyway. Of opRelease and opWithdraw.
@@ -72,11 +75,9 @@ func backoff(tries int) time.Duration {
 	return min(minBackoff<<min(tries, 10), maxBackoff)
 }
 
-// attend puts an attempt under the keeper's care. Its lease began at the
+// attendLocked puts an attempt under the keeper's care. Its lease began at the
 // earliest when the claim was sent.
-func (e *Engine) attend(a *Attempt, claimSent time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (e *Engine) attendLocked(a *Attempt, claimSent time.Time) {
 	e.live[a] = struct{}{}
 	a.renewAt = claimSent.Add(a.policy.Lease / 3)
 	e.keepLocked(a.renewAt)
@@ -94,6 +95,9 @@ func (e *Engine) leave(a *Attempt) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.live, a)
+	if !a.owesLocked() {
+		e.dropLocked(a)
+	}
 	e.wakeRoomLocked(a.id)
 	if len(e.live) == 0 && len(e.pending) == 0 {
 		e.wakeLocked()
@@ -119,6 +123,9 @@ func (e *Engine) queue(u *unsettled, lifetime time.Duration) (dropped *unsettled
 	u.giveUp = now.Add(lifetime)
 	u.nextTry = now.Add(backoff(0))
 	e.pending = append(e.pending, u)
+	if u.attempt == nil {
+		e.startClaimLocked(u.id) // the store may have granted it
+	}
 	e.keepLocked(u.nextTry)
 	if u.op != opWithdraw || len(e.pending) <= maxWithdrawals {
 		return nil
@@ -137,6 +144,7 @@ func (e *Engine) queue(u *unsettled, lifetime time.Duration) (dropped *unsettled
 	}
 	dropped = e.pending[oldest]
 	e.pending = slices.Delete(e.pending, oldest, oldest+1)
+	e.settledLocked(dropped)
 	return dropped
 }
 
@@ -236,9 +244,11 @@ func (e *Engine) renewDue() {
 
 func (e *Engine) renew(attempts []*Attempt) {
 	renewals := make([]Renewal, len(attempts))
+	e.mu.Lock()
 	for i, a := range attempts {
 		renewals[i] = Renewal{ID: a.id, Token: a.token, Lease: a.policy.Lease}
 	}
+	e.mu.Unlock()
 	sent := time.Now()
 	replies, err := call(context.Background(), e, nameRenew, func(ctx context.Context) ([]Reply, error) {
 		return e.store.Renew(ctx, renewals)
@@ -249,31 +259,37 @@ func (e *Engine) renew(attempts []*Attempt) {
 	if err != nil {
 		e.observer.StoreError(nameRenew, attempts[0].id, err)
 	}
-	for _, id := range e.noteRenewals(attempts, sent, replies, err) {
-		e.observer.LeaseLost(id)
-	}
+	e.reclaim(e.noteRenewals(attempts, renewals, sent, replies, err))
 }
 
-// noteRenewals notes when each attempt is to be renewed next, and returns the
-// records whose lease is lost.
-func (e *Engine) noteRenewals(attempts []*Attempt, sent time.Time, replies []Reply, err error) (lost []RecordID) {
+// noteRenewals notes when each attempt is to be renewed next, and returns those
+// that were not renewed.
+func (e *Engine) noteRenewals(attempts []*Attempt, renewals []Renewal, sent time.Time, replies []Reply, err error) (refused []*Attempt) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i, a := range attempts {
-		_, alive := e.live[a]
 		switch {
-		case !alive || a.ended: // concluded meanwhile; a lost lease says nothing then
+		case !e.renewableLocked(a, renewals[i].Token):
 		case err != nil:
-			a.renewAt = time.Now().Add(min(a.policy.Lease/10, time.Second))
+			a.renewLaterLocked()
 		case replies[i].Applied:
 			a.renewAt = sent.Add(a.policy.Lease / 3)
 		default:
-			a.lost = true
-			lost = append(lost, a.id)
-			e.wakeRoomLocked(a.id)
+			refused = append(refused, a)
 		}
 	}
-	return lost
+	return refused
+}
+
+// renewableLocked reports whether what the store says of a lease is still of
+// interest: the attempt has neither concluded meanwhile nor got another record.
+func (e *Engine) renewableLocked(a *Attempt, token Token) bool {
+	_, alive := e.live[a]
+	return alive && !a.ended && !a.lost && a.token == token
+}
+
+func (a *Attempt) renewLaterLocked() {
+	a.renewAt = time.Now().Add(min(a.policy.Lease/10, time.Second))
 }
 
 // settleDue carries out up to n of the transitions that are due, and reports
@@ -290,7 +306,7 @@ func (e *Engine) settleDue(n int) (more bool) {
 		wg.Go(func() {
 			err := e.settle(context.Background(), u)
 			failed[i] = err != nil
-			if err != nil && !errors.Is(err, errClaimMayCome) {
+			if err != nil && !errors.Is(err, errClaimMayCome) && !errors.Is(err, errMayBeOwn) {
 				away.Store(true)
 			}
 		})
@@ -313,6 +329,11 @@ func (e *Engine) settleDue(n int) (more bool) {
 	for _, u := range again {
 		u.tries++
 		u.nextTry = time.Now().Add(backoff(u.tries))
+	}
+	for _, u := range batch {
+		if !slices.Contains(again, u) {
+			e.settledLocked(u)
+		}
 	}
 	e.settling = nil
 	e.pending = append(e.pending, again...)
@@ -349,15 +370,13 @@ func (e *Engine) takeDue(n int) []*unsettled {
 // left to do, be it that the transition was applied or that the record is no
 // longer the attempt's own, and errClaimMayCome when only a try of the claim is
 // left to be taken back.
+//
+// A record that the store has lost is made anew.
 func (e *Engine) settle(ctx context.Context, u *unsettled) error {
+	if u.attempt != nil {
+		return e.settleOutcome(ctx, u)
+	}
 	reply, err := call(ctx, e, u.op.String(), func(ctx context.Context) (Reply, error) {
-		switch u.op {
-		case opComplete:
-			return e.store.Complete(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
-		case opUncertain:
-			return e.store.MarkUncertain(ctx, Ending{ID: u.id, Token: u.token, Payload: u.payload})
-		case opRelease, opWithdraw:
-		}
 		return e.store.Release(ctx, u.id, u.token)
 	})
 	if err != nil {
@@ -365,9 +384,6 @@ func (e *Engine) settle(ctx context.Context, u *unsettled) error {
 		return err
 	}
 	e.clock.learn(reply.Now)
-	if u.op == opComplete && !reply.Applied {
-		e.observer.LateAcceptance(u.id, u.status)
-	}
 	if !reply.Now.After(u.notAfter) {
 		// A try of the claim may still be on its way, even if another was just
 		// taken back. That is all that is left to do.
@@ -377,4 +393,48 @@ func (e *Engine) settle(ctx context.Context, u *unsettled) error {
 		return errClaimMayCome
 	}
 	return nil
+}
+
+// mostRestores bounds how often a record is made anew at a time, for a store that
+// loses it again at once.
+const mostRestores = 3
+
+// settleOutcome stores what an attempt came to.
+func (e *Engine) settleOutcome(ctx context.Context, u *unsettled) error {
+	for range mostRestores {
+		ending, err := e.ending(u)
+		var reply Reply
+		if err == nil {
+			reply, err = call(ctx, e, u.op.String(), func(ctx context.Context) (Reply, error) {
+				if u.op == opComplete {
+					return e.store.Complete(ctx, ending)
+				}
+				return e.store.MarkUncertain(ctx, ending)
+			})
+		}
+		if err != nil {
+			e.observer.StoreError(u.op.String(), u.id, err)
+			return err
+		}
+		e.clock.learn(reply.Now)
+		if reply.Applied {
+			if e.stored(u, ending.Token) {
+				return nil
+			}
+			continue
+		}
+		again, err := e.restore(ctx, u, ending.Token)
+		switch {
+		case err != nil:
+			return err
+		case again:
+		case u.op == opComplete:
+			e.observer.LateAcceptance(u.id, u.status)
+			return nil
+		default:
+			return nil
+		}
+	}
+	e.observer.StoreError(u.op.String(), u.id, errRecordVanishes)
+	return errRecordVanishes
 }

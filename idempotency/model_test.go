@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,14 @@ import (
 //   - an acceptance is stored, or reported as late, and not both;
 //   - without decisions the record ends as its last attempt did.
 //
+// The store may also lose a record, or all. Then only what each gateway knows by
+// itself is left of this:
+//
+//   - a gateway never sends a submit while it works on its key or owes the store
+//     the outcome, except to take over an outcome that is unknown;
+//   - nothing stays in progress for longer than a lease without an attempt;
+//   - an acceptance that comes while nothing is wrong is stored, or reported.
+//
 // Each run has a clock of its own, which stands still while anything happens.
 // Which of several requests at once comes first is up to the machine: a sequence
 // with a race may need some tries to fail again. No run takes as long as records
@@ -52,6 +61,7 @@ func TestModel(t *testing.T) {
 				"late":        w.lateCalls,
 				"stand still": w.standStill,
 				"die":         w.die,
+				"lose":        w.lose,
 				"pass":        w.pass,
 				"":            w.check,
 			})
@@ -74,7 +84,7 @@ var storeOperations = []string{"now", "claim", "renew", "complete", "uncertain",
 // world is what one run is about: a store, two gateways, and a few keys.
 type world struct {
 	t        *testing.T
-	store    idempotency.Store
+	store    *losingStore
 	gateways []*gateway // those that are dead included
 	jobs     []*job
 	late     delayed
@@ -97,6 +107,9 @@ type job struct {
 	asked []*gateway
 	// mayDecide: repeats may be allowed to take over; decided: one was.
 	mayDecide, decided bool
+	// lost: the store has lost the record once, which was with its losses.
+	lost   bool
+	losses int64
 	// completed is the record's payload since it is completed.
 	completed []byte
 	// alive is when an attempt, or a claim that may have been granted, was last
@@ -131,10 +144,7 @@ func (s *sent) refused() bool {
 
 func newWorld(t *testing.T, rt *rapid.T) *world {
 	t.Helper()
-	w := &world{t: t, store: embedded.New(embedded.Config{
-		Path:          filepath.Join(t.TempDir(), "idempotency.db"),
-		SweepInterval: 365 * 24 * time.Hour, // there is nothing to sweep
-	})}
+	w := &world{t: t, store: newLosingStore(t)}
 	for i := range rapid.IntRange(1, 3).Draw(rt, "keys") {
 		w.jobs = append(w.jobs, &job{
 			submit: submitOf(fmt.Sprint(i)), alive: time.Now(), mayDecide: rapid.Bool().Draw(rt, "repeats may take over"),
@@ -168,6 +178,9 @@ func (w *world) aJob(rt *rapid.T) *job {
 func (w *world) record(rt *rapid.T, j *job) (idempotency.Record, idempotency.State) {
 	rt.Helper()
 	synctest.Wait() // for what the engines do at this moment
+	if losses := w.store.losses.Load(); losses != j.losses {
+		j.lost, j.losses, j.completed = true, losses, nil
+	}
 	r, found, err := w.store.Get(context.Background(), j.submit.ID)
 	if err != nil {
 		rt.Fatalf("Get: %v", err)
@@ -212,6 +225,10 @@ func (w *world) request(rt *rapid.T, j *job, resubmits bool, gateways []*gateway
 		resubmit(&p)
 	}
 	r, before := w.record(rt, j)
+	knows := map[*gateway]string{}
+	for _, g := range gateways {
+		knows[g] = j.knownBy(g)
+	}
 	mend := w.spoil(rt, gateways[0], "claim")
 	began := time.Now()
 	admissions, failures := make([]idempotency.Admission, len(gateways)), make([]error, len(gateways))
@@ -232,28 +249,43 @@ func (w *world) request(rt *rapid.T, j *job, resubmits bool, gateways []*gateway
 	}
 
 	// What has to come out if nothing goes wrong.
-	want := map[idempotency.State]string{
-		absent:                 "attempt",
-		idempotency.InProgress: string(idempotency.CodeInProgress),
-		idempotency.Uncertain:  string(idempotency.CodeOutcomeUnknown),
-		idempotency.Completed:  "replay",
-	}[before]
-	if before == idempotency.Uncertain && resubmits {
-		want = "attempt"
+	isFree := before == absent || before == idempotency.Uncertain && resubmits
+	wantOf := func(g *gateway) string {
+		switch known := knows[g]; {
+		case isFree && known != "" && (known != string(idempotency.CodeOutcomeUnknown) || before == absent):
+			return known
+		case isFree:
+			return "attempt"
+		case before == idempotency.Completed && unavailable(rt, r.Payload):
+			return string(idempotency.CodeResultUnavailable)
+		}
+		return map[idempotency.State]string{
+			idempotency.InProgress: string(idempotency.CodeInProgress),
+			idempotency.Uncertain:  string(idempotency.CodeOutcomeUnknown),
+			idempotency.Completed:  "replay",
+		}[before]
 	}
-	if before == idempotency.Completed && unavailable(rt, r.Payload) {
-		want = string(idempotency.CodeResultUnavailable)
-	}
+	oneGateway := !slices.ContainsFunc(gateways, func(g *gateway) bool { return g != gateways[0] })
 	for i, a := range admissions {
-		got := w.admitted(rt, j, a, failures[i], gateways[i])
-		behindAnother := want == "attempt" && len(gateways) > 1 && got == string(idempotency.CodeInProgress)
-		if certain && got != want && !behindAnother {
+		got, want := w.admitted(rt, j, a, failures[i], gateways[i]), wantOf(gateways[i])
+		behindAnother := isFree && len(gateways) > 1 && got == string(idempotency.CodeInProgress)
+		// The engine may have stored that an outcome is unknown just before.
+		tookOver := resubmits && knows[gateways[i]] == string(idempotency.CodeOutcomeUnknown) && got == "attempt"
+		if certain && got != want && !behindAnother && !tookOver {
 			rt.Fatalf("a request for a record that is %s gets %s, want %s", before, got, want)
 		}
 	}
-	switch granted := len(j.attempts) - earlier; {
-	case granted > 1 || certain && want == "attempt" && granted != 1:
+	w.record(rt, j) // which may have been lost
+	granted := len(j.attempts) - earlier
+	for _, s := range j.attempts[earlier:] {
+		if known := knows[s.gateway]; known != "" && (known != string(idempotency.CodeOutcomeUnknown) || !resubmits) {
+			rt.Fatalf("a gateway sends a submit again of which it knows itself: %s", known)
+		}
+	}
+	switch {
+	case oneGateway && granted > 1, granted > 1 && !j.lost, certain && oneGateway && wantOf(gateways[0]) == "attempt" && granted != 1:
 		rt.Fatalf("%d of %d requests at once may be sent", granted, len(gateways))
+	case j.lost: // the gateways do not know of one another
 	case granted == 1 && j.completed != nil:
 		rt.Fatalf("a submit may be sent that was accepted")
 	case granted == 1 && !resubmits:
@@ -280,7 +312,13 @@ func (w *world) admitted(rt *rapid.T, j *job, a idempotency.Admission, err error
 	case a.Attempt != nil:
 		return "attempt"
 	case a.Replay != nil:
-		r, _ := w.record(rt, j)
+		r, state := w.record(rt, j)
+		if j.lost && state != idempotency.Completed {
+			if !slices.ContainsFunc(j.attempts, func(s *sent) bool { return s.gateway == g && s.body == string(a.Replay.Body) }) {
+				rt.Fatalf("a replay has body %q, which no provider has answered to this gateway", a.Replay.Body)
+			}
+			return "replay"
+		}
 		if want := storedBody(rt, r.Payload); string(a.Replay.Body) != want {
 			rt.Fatalf("a replay has body %q, and the record %q", a.Replay.Body, want)
 		}
@@ -348,6 +386,9 @@ func (w *world) conclude(rt *rapid.T) {
 	if s.gateway.troubled {
 		return
 	}
+	if idempotency.Owed(s.gateway.engine, j.submit.ID) != "" && j.lost {
+		return // the record may be a claim's that is to be taken back first
+	}
 
 	// Nothing went wrong, so it is stored before the caller has its answer.
 	r, state := w.record(rt, j)
@@ -357,9 +398,10 @@ func (w *world) conclude(rt *rapid.T) {
 		if reported := w.lateOf(j) > late; stored == reported {
 			rt.Fatalf("after an acceptance the record is %s; it is the acceptance %t, and reported as late %t", state, stored, reported)
 		}
-		if !stored && !j.decided {
+		if !stored && !j.decided && !j.lost {
 			rt.Fatalf("an acceptance is not stored")
 		}
+	case j.lost:
 	case s.refused() && !j.decided && state != absent:
 		rt.Fatalf("after a refusal the record is %s", state)
 	case s.conclusion == idempotency.ConcludedUnknown && !j.decided && state != idempotency.Uncertain:
@@ -405,8 +447,34 @@ func (w *world) disturb(g *gateway) {
 func (w *world) aFault(rt *rapid.T) fault {
 	faults := map[string]fault{
 		"refused": refused, "request lost": requestLost, "reply lost": replyLost, "hangs": hangs, "delayed": w.late.fault,
+		"store flushed": w.store.flushedBefore,
 	}
-	return faults[rapid.SampledFrom([]string{"delayed", "delayed", "hangs", "refused", "reply lost", "request lost"}).Draw(rt, "fault")]
+	return faults[rapid.SampledFrom([]string{
+		"delayed", "delayed", "hangs", "refused", "reply lost", "request lost", "store flushed",
+	}).Draw(rt, "fault")]
+}
+
+// lose lets the store lose a record, or all.
+func (w *world) lose(rt *rapid.T) {
+	if rapid.Bool().Draw(rt, "all") {
+		w.store.flush()
+		return
+	}
+	j := w.aJob(rt)
+	r, state := w.record(rt, j)
+	if state == absent || state == idempotency.Completed {
+		rt.Skip("a record that is there, and not completed, can be removed")
+	}
+	// Of a record that was taken over the first removal leaves an uncertain one.
+	for range 2 {
+		if _, err := w.store.Release(context.Background(), j.submit.ID, r.Token); err != nil {
+			rt.Fatalf("Release: %v", err)
+		}
+		if r, state = w.record(rt, j); state == absent {
+			break
+		}
+	}
+	j.lost = true
 }
 
 // spoil lets the next calls of a gateway go wrong, or not, until they are
@@ -506,10 +574,13 @@ func (w *world) check(rt *rapid.T) {
 			if s.running() {
 				j.alive = now
 			}
-			if s.running() && !s.disturbed && state != idempotency.InProgress {
+			if s.running() && !s.disturbed && !j.lost && state != idempotency.InProgress {
 				rt.Fatalf("key %d: the record is %s while an attempt lives that nothing disturbs", i, state)
 			}
-			if state == absent && !s.refused() {
+			if idempotency.Owed(s.gateway.engine, j.submit.ID) != "" {
+				j.alive = now // its record may be made anew
+			}
+			if state == absent && !s.refused() && !j.lost {
 				rt.Fatalf("key %d: the key is free after an attempt with conclusion %d", i, s.conclusion)
 			}
 		}
@@ -564,6 +635,9 @@ func (w *world) settle(rt *rapid.T) {
 		r, state := w.record(rt, j)
 		if state == idempotency.InProgress {
 			rt.Fatalf("key %d: the record is in progress in the end", i)
+		}
+		if j.lost {
+			continue
 		}
 		orphaned := slices.ContainsFunc(j.asked, func(g *gateway) bool { return g.dead })
 		stored, owed := 0, 0
@@ -629,4 +703,105 @@ func (w *world) end() {
 	if err := w.store.Close(); err != nil {
 		w.t.Errorf("Close: %v", err)
 	}
+}
+
+// knownBy is what a gateway tells repeats by itself, if the store does not know
+// the key: it runs an attempt, or owes the store an outcome. Empty if it has
+// neither.
+func (j *job) knownBy(g *gateway) string {
+	for _, s := range j.attempts {
+		if s.gateway == g && s.running() {
+			return string(idempotency.CodeInProgress)
+		}
+	}
+	switch idempotency.Owed(g.engine, j.submit.ID) {
+	case "uncertain":
+		return string(idempotency.CodeOutcomeUnknown)
+	case "complete":
+		for _, s := range slices.Backward(j.attempts) {
+			switch {
+			case s.gateway != g || s.conclusion != idempotency.ConcludedAccepted:
+			case strings.HasPrefix(s.body, "not kept"):
+				return string(idempotency.CodeResultUnavailable)
+			default:
+				return "replay"
+			}
+		}
+	}
+	return ""
+}
+
+// losingStore is a store that can lose all that it has.
+type losingStore struct {
+	t      *testing.T
+	losses atomic.Int64
+	mu     sync.RWMutex
+	idempotency.Store
+}
+
+func newLosingStore(t *testing.T) *losingStore {
+	s := &losingStore{t: t}
+	s.open()
+	return s
+}
+
+func (s *losingStore) open() {
+	s.Store = embedded.New(embedded.Config{
+		Path:          filepath.Join(s.t.TempDir(), "idempotency.db"),
+		SweepInterval: 365 * 24 * time.Hour, // there is nothing to sweep
+	})
+}
+
+func (s *losingStore) flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.Store.Close(); err != nil {
+		s.t.Error(err)
+	}
+	s.open()
+	s.losses.Add(1)
+}
+
+// flushedBefore: the store has lost everything when the call comes.
+func (s *losingStore) flushedBefore(ctx context.Context, apply func(context.Context) error) error {
+	s.flush()
+	return apply(ctx)
+}
+
+func ask[T any](s *losingStore, call func(idempotency.Store) (T, error)) (T, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return call(s.Store)
+}
+
+func (s *losingStore) Now(ctx context.Context) (time.Time, error) {
+	return ask(s, func(s idempotency.Store) (time.Time, error) { return s.Now(ctx) })
+}
+
+func (s *losingStore) Claim(ctx context.Context, c idempotency.Claim) (idempotency.ClaimReply, error) {
+	return ask(s, func(s idempotency.Store) (idempotency.ClaimReply, error) { return s.Claim(ctx, c) })
+}
+
+func (s *losingStore) Renew(ctx context.Context, renewals []idempotency.Renewal) ([]idempotency.Reply, error) {
+	return ask(s, func(s idempotency.Store) ([]idempotency.Reply, error) { return s.Renew(ctx, renewals) })
+}
+
+func (s *losingStore) Complete(ctx context.Context, e idempotency.Ending) (idempotency.Reply, error) {
+	return ask(s, func(s idempotency.Store) (idempotency.Reply, error) { return s.Complete(ctx, e) })
+}
+
+func (s *losingStore) MarkUncertain(ctx context.Context, e idempotency.Ending) (idempotency.Reply, error) {
+	return ask(s, func(s idempotency.Store) (idempotency.Reply, error) { return s.MarkUncertain(ctx, e) })
+}
+
+func (s *losingStore) Release(ctx context.Context, id idempotency.RecordID, token idempotency.Token) (idempotency.Reply, error) {
+	return ask(s, func(s idempotency.Store) (idempotency.Reply, error) { return s.Release(ctx, id, token) })
+}
+
+func (s *losingStore) Get(ctx context.Context, id idempotency.RecordID) (record idempotency.Record, found bool, err error) {
+	record, err = ask(s, func(s idempotency.Store) (record idempotency.Record, err error) {
+		record, found, err = s.Get(ctx, id)
+		return record, err
+	})
+	return record, found, err
 }

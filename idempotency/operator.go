@@ -97,7 +97,10 @@ func (e *Engine) get(ctx context.Context, id RecordID) (Record, error) {
 // looked up.
 //
 // What the attempt itself finds out later changes nothing any more. An
-// acceptance that comes late is reported to Observer.LateAcceptance.
+// acceptance that comes late is reported to Observer.LateAcceptance. An attempt
+// of another process does not know of the decision: to it, a record that was
+// released and not claimed again is one that the store has lost, so it gets its
+// record back (Observer.RecordLost), and repeats get its answer.
 func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
 	view, err := e.lookupFor(ctx, d)
 	if err != nil {
@@ -109,6 +112,7 @@ func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
 	if view.State != Uncertain {
 		return View{}, &StateError{State: view.State}
 	}
+	mine := e.holding(d.ID)
 	reply, err := e.decide(ctx, d, view)
 	switch {
 	case errors.Is(err, ErrUnreadable):
@@ -116,6 +120,7 @@ func (e *Engine) Decide(ctx context.Context, d Decision) (View, error) {
 	case err != nil:
 		return View{}, fmt.Errorf("%w: decide about record: %w", ErrStoreUnavailable, err)
 	case reply.Applied:
+		e.disown(mine)
 		return view, nil
 	}
 	// Somebody was faster.

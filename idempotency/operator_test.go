@@ -69,7 +69,8 @@ func TestLookup(t *testing.T) {
 	if v := h.lookup(s); v.State != idempotency.Uncertain || v.Details.Error == "" {
 		t.Errorf("after its lease it is %+v", v)
 	}
-	h.conclude(h.attempt(policy(resubmit), s), refusal, idempotency.ConcludedRefused)
+	other := h.gateway()
+	other.conclude(other.attempt(policy(resubmit), s), refusal, idempotency.ConcludedRefused)
 	if v := h.lookup(s); v.State != idempotency.Uncertain || v.Details.Error == "" {
 		t.Errorf("taken over and refused it is %+v", v)
 	}

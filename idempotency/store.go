@@ -61,7 +61,8 @@ type Store interface {
 	//	lease over: with TakeOver           Claimed           in progress, new attempt
 	//	            without                 AlreadyUncertain  nothing
 	//
-	// The rows are tried from the top. A claim that would write after
+	// A claim that is granted on a record that another attempt had, now or when
+	// the same token was first granted it, is TookOver. The rows are tried from the top. A claim that would write after
 	// Claim.NotAfter gets TooLate and writes nothing: so a claim that was given
 	// up cannot come true later.
 	Claim(ctx context.Context, c Claim) (ClaimReply, error)
@@ -173,8 +174,8 @@ type ClaimReply struct {
 	// StillInProgress, AlreadyUncertain and OtherRequest. It is the caller's own,
 	// and shares no memory with anything.
 	Record Record
-	// TookOver is set with Claimed if the record was another attempt's and
-	// uncertain: it is Record.Resubmitted from now on.
+	// TookOver, with Claimed: the record was there, and another attempt's. Without
+	// it there was none.
 	TookOver bool
 	Now      time.Time
 }

@@ -27,20 +27,28 @@ type room struct {
 }
 
 // awaitChange waits until the record is worth another claim, and returns false
-// when there is nothing left to wait for: ctx is done, or there is no place.
-func (e *Engine) awaitChange(ctx context.Context, id RecordID) bool {
+// when there is nothing left to wait for: ctx is done, or there is no place. With
+// here only the end of this engine's own attempt is a change.
+func (e *Engine) awaitChange(ctx context.Context, id RecordID, here bool) bool {
 	r, ok := e.enter(id)
 	if !ok {
 		return false
 	}
 	defer e.exit(id, r)
+	turn := r.turn
+	if here {
+		if !e.runs(id) {
+			return ctx.Err() == nil
+		}
+		turn = nil
+	}
 	select {
 	case <-r.changed:
 		// A caller that has hung up must not be the one that submits.
 		return ctx.Err() == nil
 	case <-ctx.Done():
 		return false
-	case r.turn <- struct{}{}:
+	case turn <- struct{}{}:
 		defer func() { <-r.turn }()
 	}
 
@@ -106,12 +114,8 @@ func (e *Engine) needsLook(id RecordID, r *room) bool {
 	if e.rooms[id] != r {
 		return false
 	}
-	for a := range e.live {
-		if a.id == id && !a.lost {
-			return false
-		}
-	}
-	return true
+	a := e.own[id].holder
+	return a == nil || !e.livesLocked(a) || a.lost
 }
 
 // look wakes the waiters if the record is no longer in progress.

@@ -183,10 +183,12 @@ func judge(c idempotency.Claim, record idempotency.Record, found bool, now time.
 			return reply
 		}
 	}
-	reply.Verdict = idempotency.Claimed
 	if now.After(c.NotAfter) {
 		reply.Verdict = idempotency.TooLate
+		return reply
 	}
+	reply.Verdict = idempotency.Claimed
+	reply.TookOver = found && (!isMine(c, record) || record.Resubmitted)
 	return reply
 }
 
@@ -215,8 +217,7 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 		Payload:     c.Payload,
 	}
 	if found {
-		claimed.CreatedAt, claimed.Resubmitted = record.CreatedAt, !isMine(c, record) || record.Resubmitted
-		reply.TookOver = claimed.Resubmitted
+		claimed.CreatedAt, claimed.Resubmitted = record.CreatedAt, reply.TookOver
 		return reply, r.replace(c.ID, record, claimed)
 	}
 	return reply, r.create(c.ID, claimed)

@@ -114,6 +114,12 @@ func New(config Config) *Store {
 	return s
 }
 
+// Results of the script of a claim that was granted.
+const (
+	claimedResult   = "claimed"
+	takenOverResult = "taken_over"
+)
+
 func (s *Store) key(id idempotency.RecordID) string { return s.prefix + string(id) }
 
 // Now returns the server's TIME.
@@ -141,13 +147,13 @@ func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Cla
 	}
 	reply := idempotency.ClaimReply{Now: a.now}
 	switch a.result {
-	case claimed, takenOver:
+	case claimedResult, takenOverResult:
 		// The claim may have gone over the first connection to its server, which
 		// has only now said what it is.
 		if err := s.fit(ctx); err != nil {
 			return idempotency.ClaimReply{}, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 		}
-		reply.Verdict, reply.TookOver = idempotency.Claimed, a.result == takenOver
+		reply.Verdict, reply.TookOver = idempotency.Claimed, a.result == takenOverResult
 		return reply, nil
 	case "too_late":
 		reply.Verdict = idempotency.TooLate
@@ -165,12 +171,6 @@ func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Cla
 	}
 	return reply, reply.Record.UnmarshalBinary([]byte(a.record))
 }
-
-// Results of claim.lua that grant the claim.
-const (
-	claimed   = "claimed"
-	takenOver = "taken_over"
-)
 
 // Renew implements idempotency.Store. The renewals travel in one pipeline.
 func (s *Store) Renew(ctx context.Context, renewals []idempotency.Renewal) ([]idempotency.Reply, error) {
@@ -252,7 +252,7 @@ func (s *Store) call(ctx context.Context, sc script, id idempotency.RecordID, to
 	}
 	cmd := sc.run(ctx, client, wait, key, append([]any{token[:]}, args...)...)
 	a, err := sc.parse(cmd, key, token)
-	if err == nil && cmd.wait != nil && (a.result == claimed || a.result == takenOver) {
+	if err == nil && cmd.wait != nil && (a.result == claimedResult || a.result == takenOverResult) {
 		err = s.confirm(cmd.wait)
 	}
 	s.mind(ctx, client, err)

@@ -34,6 +34,7 @@ func (*lostLeases) StoreCall(string, time.Duration, error)           {}
 func (l *lostLeases) StoreError(string, idempotency.RecordID, error) { l.errors.Add(1) }
 func (l *lostLeases) LeaseLost(idempotency.RecordID)                 { l.lost.Add(1) }
 func (*lostLeases) LateAcceptance(idempotency.RecordID, int)         {}
+func (*lostLeases) RecordLost(idempotency.RecordID)                  {}
 func (*lostLeases) GaveUp(string, idempotency.RecordID)              {}
 
 // scriptCalls returns how many scripts the server has run.

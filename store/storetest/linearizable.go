@@ -143,14 +143,18 @@ type outcome struct {
 
 // claimed is the result of a claim.
 type claimed struct {
-	verdict idempotency.Verdict
-	record  model // that stood in the way
+	verdict  idempotency.Verdict
+	tookOver bool
+	record   model // that stood in the way
 }
 
 func (c claimed) String() string {
 	names := map[idempotency.Verdict]string{
 		idempotency.Claimed: "claimed", idempotency.AlreadyCompleted: "completed", idempotency.StillInProgress: "in progress",
 		idempotency.AlreadyUncertain: "uncertain", idempotency.OtherRequest: "other request", idempotency.TooLate: "too late",
+	}
+	if c.tookOver {
+		return "taken over"
 	}
 	if c.record.state == 0 {
 		return names[c.verdict]
@@ -355,7 +359,7 @@ func (c *client) call() error {
 		}
 		reply, err := store.Claim(ctx, claim)
 		return note(err, noted{claim.ID, claimCall(claim), outcome{
-			now: reply.Now.UnixMilli(), result: claimed{reply.Verdict, seen(reply.Record)},
+			now: reply.Now.UnixMilli(), result: claimed{reply.Verdict, reply.TookOver, seen(reply.Record)},
 		}})
 	case n < 10:
 		var renewals []idempotency.Renewal
@@ -431,10 +435,10 @@ func claimCall(c idempotency.Claim) call {
 			after, verdict := m.claim(c, now)
 			switch verdict {
 			case idempotency.AlreadyCompleted, idempotency.StillInProgress, idempotency.AlreadyUncertain, idempotency.OtherRequest:
-				return after, claimed{verdict, m.shown()}
+				return after, claimed{verdict: verdict, record: m.shown()}
 			case idempotency.Claimed, idempotency.TooLate:
 			}
-			return after, claimed{verdict: verdict}
+			return after, claimed{verdict: verdict, tookOver: verdict == idempotency.Claimed && after.resubmitted}
 		},
 	}
 }

@@ -187,6 +187,7 @@ func testModel(t *testing.T, f Fixture) {
 				if verdict != idempotency.Claimed && verdict != idempotency.TooLate {
 					inTheWay = after.shown()
 				}
+				agree("Claim's take-over", reply.TookOver, verdict == idempotency.Claimed && after.resubmitted)
 				agree("Claim's record", seen(reply.Record), inTheWay)
 				reference[c.ID] = after
 			},

@@ -6,7 +6,8 @@
 -- ARGV[5]  '1' to take over an uncertain record
 -- ARGV[6]  not after, Unix ms of this server's clock
 -- ARGV[7]  payload
--- Result: 'claimed', or 'taken_over' if the record was another attempt's; 'too_late'; 'other_request', 'completed', 'in_progress' or
+-- Result: 'claimed'; 'taken_over' if it was granted on another attempt's record;
+-- 'too_late'; 'other_request', 'completed', 'in_progress' or
 -- 'uncertain' with the record as sixth element.
 --
 -- It runs without flags on purpose: a server over maxmemory then refuses the
