@@ -229,7 +229,7 @@ func (w *world) request(rt *rapid.T, j *job, resubmits bool, gateways []*gateway
 	for _, g := range gateways {
 		knows[g] = j.knownBy(g)
 	}
-	mend := w.spoil(rt, gateways[0], "claim")
+	mend, losses := w.spoil(rt, gateways[0], "claim"), w.store.losses.Load()
 	began := time.Now()
 	admissions, failures := make([]idempotency.Admission, len(gateways)), make([]error, len(gateways))
 	var wg sync.WaitGroup
@@ -268,7 +268,8 @@ func (w *world) request(rt *rapid.T, j *job, resubmits bool, gateways []*gateway
 	oneGateway := !slices.ContainsFunc(gateways, func(g *gateway) bool { return g != gateways[0] })
 	for i, a := range admissions {
 		got, want := w.admitted(rt, j, a, failures[i], gateways[i]), wantOf(gateways[i])
-		behindAnother := isFree && len(gateways) > 1 && got == string(idempotency.CodeInProgress)
+		behindAnother := isFree && len(gateways) > 1 && (got == string(idempotency.CodeInProgress) ||
+			slices.ContainsFunc(gateways, func(g *gateway) bool { return knows[g] == got }))
 		// The engine may have stored that an outcome is unknown just before.
 		tookOver := resubmits && knows[gateways[i]] == string(idempotency.CodeOutcomeUnknown) && got == "attempt"
 		if certain && got != want && !behindAnother && !tookOver {
@@ -278,7 +279,11 @@ func (w *world) request(rt *rapid.T, j *job, resubmits bool, gateways []*gateway
 	w.record(rt, j) // which may have been lost
 	granted := len(j.attempts) - earlier
 	for _, s := range j.attempts[earlier:] {
-		if known := knows[s.gateway]; known != "" && (known != string(idempotency.CodeOutcomeUnknown) || !resubmits) {
+		known := knows[s.gateway]
+		// What it owed may have been stored while the claim was on its way, and have
+		// been lost then.
+		since := known != string(idempotency.CodeInProgress) && !time.Now().Equal(began) && w.store.losses.Load() > losses
+		if known != "" && !since && (known != string(idempotency.CodeOutcomeUnknown) || !resubmits) {
 			rt.Fatalf("a gateway sends a submit again of which it knows itself: %s", known)
 		}
 	}
@@ -314,8 +319,8 @@ func (w *world) admitted(rt *rapid.T, j *job, a idempotency.Admission, err error
 	case a.Replay != nil:
 		r, state := w.record(rt, j)
 		if j.lost && state != idempotency.Completed {
-			if !slices.ContainsFunc(j.attempts, func(s *sent) bool { return s.gateway == g && s.body == string(a.Replay.Body) }) {
-				rt.Fatalf("a replay has body %q, which no provider has answered to this gateway", a.Replay.Body)
+			if !slices.ContainsFunc(j.attempts, func(s *sent) bool { return s.body == string(a.Replay.Body) }) {
+				rt.Fatalf("a replay has body %q, which the provider did not answer", a.Replay.Body)
 			}
 			return "replay"
 		}

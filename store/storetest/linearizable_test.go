@@ -83,7 +83,8 @@ func (m *memory) Now(context.Context) (time.Time, error) { return time.Now(), ni
 func (m *memory) Claim(_ context.Context, c idempotency.Claim) (reply idempotency.ClaimReply, _ error) {
 	reply.Now = m.change(c.ID, func(r model, now int64) model {
 		after, result := claimCall(c).apply(r, now)
-		reply.Verdict, reply.Record = result.(claimed).verdict, record(result.(claimed).record)
+		reply.Verdict, reply.TookOver = result.(claimed).verdict, result.(claimed).tookOver
+		reply.Record = record(result.(claimed).record)
 		return after
 	})
 	return reply, nil
@@ -271,7 +272,8 @@ func (s twoSteps) Claim(_ context.Context, c idempotency.Claim) (reply idempoten
 	runtime.Gosched()
 	reply.Now = s.change(c.ID, func(r model, now int64) model {
 		after, result := claimCall(c).apply(before, now)
-		reply.Verdict, reply.Record = result.(claimed).verdict, record(result.(claimed).record)
+		reply.Verdict, reply.TookOver = result.(claimed).verdict, result.(claimed).tookOver
+		reply.Record = record(result.(claimed).record)
 		if reply.Verdict != idempotency.Claimed {
 			return r
 		}

@@ -253,7 +253,11 @@ func testClaim(t *testing.T, f Fixture) {
 	s := newSession(t, f.Store)
 	s.absent()
 	first := s.request("a")
+	first.TakeOver = true
 	reply := s.claim(first, idempotency.Claimed)
+	if reply.TookOver {
+		t.Error("the reply says that a record was taken over, and there was none")
+	}
 	r := s.wantRecord(idempotency.InProgress, first, "claimed a")
 	if !r.CreatedAt.Equal(reply.Now) || !r.ChangedAt.Equal(reply.Now) || !r.LeaseUntil.Equal(reply.Now.Add(first.Lease)) {
 		t.Errorf("record has created %s, changed %s, lease until %s; want now %s and lease %s",
@@ -448,6 +452,11 @@ func testTakeOver(t *testing.T, f Fixture) {
 	s.uncertain(first, "lost", true)
 	created := s.get().CreatedAt
 	tookOver(s.claim(second, idempotency.Claimed), true)
+	for range 2 { // the second time it is recognised
+		if reply := s.claim(second, idempotency.Claimed); !reply.TookOver {
+			t.Error("the reply does not say that a record was taken over")
+		}
+	}
 	if r := s.wantRecord(idempotency.InProgress, second, "claimed a"); !r.CreatedAt.Equal(created) {
 		t.Errorf("taking over moved the creation from %s to %s", created, r.CreatedAt)
 	}

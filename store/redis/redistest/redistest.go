@@ -52,6 +52,19 @@ var clockSource []byte
 // needs Linux and gcc.
 func StartApart(t testing.TB, by time.Duration, options ...string) *Server {
 	t.Helper()
+	return start(t, launch{env: clockApart(t, by), options: options})
+}
+
+// MoveClock sets the clock of a server that is ended, from its next Run on, apart
+// from everybody else's. It needs Linux and gcc.
+func (s *Server) MoveClock(t testing.TB, by time.Duration) {
+	t.Helper()
+	s.env = clockApart(t, by)
+}
+
+// clockApart returns the environment of a process whose clock is off.
+func clockApart(t testing.TB, by time.Duration) []string {
+	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("the clock of one process can be moved on Linux only")
 	}
@@ -61,10 +74,7 @@ func StartApart(t testing.TB, by time.Duration, options ...string) *Server {
 	if output, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, output)
 	}
-	return start(t, launch{
-		env:     []string{"LD_PRELOAD=" + library, fmt.Sprintf("CLOCK_APART=%d", int(by.Seconds()))},
-		options: options,
-	})
+	return []string{"LD_PRELOAD=" + library, fmt.Sprintf("CLOCK_APART=%d", int(by.Seconds()))}
 }
 
 // launch is how a server is to be started.
