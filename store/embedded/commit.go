@@ -32,7 +32,8 @@ var errClosed = errors.New("embedded store is closed")
 // bolt.DB.Batch is not used: it makes a lone write wait for company.
 func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (T, error) {
 	var none T
-	if _, err := s.open(); err != nil {
+	file, err := s.open()
+	if err != nil {
 		return none, err
 	}
 	var value T // read only after the result is there
@@ -48,6 +49,8 @@ func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (
 	case s.writes <- w:
 	case <-s.done:
 		return none, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, errClosed)
+	case <-file.stuck:
+		return none, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, file.check())
 	case <-ctx.Done():
 		return none, fmt.Errorf("%w: embedded store is busy: %w", idempotency.ErrNotApplied, ctx.Err())
 	}
@@ -59,13 +62,15 @@ func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (
 		return value, nil
 	case <-s.done:
 		return none, errClosed
+	case <-file.stuck: // and perhaps the commit with it
+		return none, file.check()
 	case <-ctx.Done():
 		return none, fmt.Errorf("embedded store has not committed yet: %w", ctx.Err())
 	}
 }
 
 // commitLoop commits what is waiting, all of it together, until Close.
-func (s *Store) commitLoop(db *bolt.DB) {
+func (s *Store) commitLoop(file *guardedFile) {
 	for {
 		var batch []*write
 		select {
@@ -83,15 +88,15 @@ func (s *Store) commitLoop(db *bolt.DB) {
 				break gather
 			}
 		}
-		s.commit(db, batch)
+		s.commit(file, batch)
 	}
 }
 
-func (s *Store) commit(db *bolt.DB, batch []*write) {
+func (s *Store) commit(file *guardedFile, batch []*write) {
 	results := make([]error, len(batch))
 	var id int
 	now := s.commits.begin(s.moment)
-	err := update(db, func(tx *bolt.Tx) error {
+	err := file.update(func(tx *bolt.Tx) error {
 		id = tx.ID()
 		r := recordsAt(tx, now)
 		for i, w := range batch {
@@ -143,46 +148,31 @@ func (c *commits) end(id int, synced bool) {
 // f is not called if there is nothing to be sure of. A commit can be seen
 // already while it is being synced, and what it says may be gone after a loss
 // of power; it is not known of a file that was just opened, either.
-func (s *Store) lookAt(db *bolt.DB, f func(*records) error) error {
+func (s *Store) lookAt(file *guardedFile, f func(*records) error) error {
 	var now time.Time
-	view := func(f func(*bolt.Tx) error) (err error) {
-		tx, at, sure, err := s.snapshot(db)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, tx.Rollback()) }()
-		if now = at; !sure {
+	var sure bool
+	begin := func() (tx *bolt.Tx, err error) {
+		tx, now, sure, err = s.snapshot(file)
+		return tx, err
+	}
+	return file.read(begin, func(tx *bolt.Tx) error {
+		if !sure {
 			return nil
 		}
-		return f(tx)
-	}
-	return guarded(view, func(tx *bolt.Tx) error { return f(recordsAt(tx, now)) })
+		return f(recordsAt(tx, now))
+	})
 }
 
 // snapshot begins a transaction that reads, and says what moment it shows and
 // whether all of it is on the disk.
-func (s *Store) snapshot(db *bolt.DB) (tx *bolt.Tx, now time.Time, sure bool, err error) {
+func (s *Store) snapshot(file *guardedFile) (tx *bolt.Tx, now time.Time, sure bool, err error) {
 	s.commits.mu.Lock()
 	defer s.commits.mu.Unlock()
 	if now = s.commits.since; now.IsZero() {
 		now = s.moment()
 	}
-	tx, err = db.Begin(false)
+	tx, err = file.begin()
 	return tx, now, err == nil && tx.ID() <= s.commits.synced, err
-}
-
-// update is db.Update for a file that may be damaged.
-func update(db *bolt.DB, f func(*bolt.Tx) error) error { return guarded(db.Update, f) }
-
-// guarded runs a transaction on a file that may be damaged: bbolt panics then,
-// and keyless traffic must not end with it.
-func guarded(transaction func(func(*bolt.Tx) error) error, f func(*bolt.Tx) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("embedded store is damaged: %v", p)
-		}
-	}()
-	return transaction(f)
 }
 
 // sweepLoop deletes expired records until Close.
@@ -208,30 +198,43 @@ func (s *Store) sweepLoop() {
 
 // sweep looks at up to n entries of the expiry bucket that are due, deletes
 // the records that have expired, and returns how many entries it has looked at.
-// One that lives is looked at again at its end.
+// One that lives is looked at again at its end, and one that cannot be read once
+// more, when its retention must be over.
 func (r *records) sweep(n int) (int, error) {
-	due := make([][]byte, 0, n)
+	type entry struct {
+		key  []byte
+		keep int64 // milliseconds
+	}
+	due := make([]entry, 0, n)
 	cursor := r.byExpiry.Cursor()
-	for key, _ := cursor.First(); key != nil && len(due) < n; key, _ = cursor.Next() {
+	for key, value := cursor.First(); key != nil && len(due) < n; key, value = cursor.Next() {
 		if len(key) < 8 || time.UnixMilli(int64(binary.BigEndian.Uint64(key))).After(r.now) {
 			break
 		}
-		due = append(due, append([]byte(nil), key...))
+		keep := unknownRetention.Milliseconds()
+		if len(value) == 8 {
+			keep = int64(binary.BigEndian.Uint64(value))
+		}
+		due = append(due, entry{append([]byte(nil), key...), keep})
 	}
-	for _, key := range due {
-		id := idempotency.RecordID(key[8:])
+	for _, e := range due {
+		id := idempotency.RecordID(e.key[8:])
 		record, found, err := r.stored(id)
 		switch {
+		case errors.Is(err, idempotency.ErrUnreadable) && e.keep > 0:
+			err = r.byExpiry.Put(append(milliseconds(r.now.UnixMilli()+e.keep), id...), milliseconds(0))
+		case errors.Is(err, idempotency.ErrUnreadable):
+			err = r.byID.Delete(e.key[8:])
 		case err != nil || !found:
 		case r.now.Before(record.ExpiresAt()):
-			err = r.byExpiry.Put(expiryKey(record.ExpiresAt(), id), nil)
+			err = r.byExpiry.Put(expiryKey(record.ExpiresAt(), id), keepUnreadable(record))
 		default:
-			err = r.byID.Delete(key[8:])
+			err = r.byID.Delete(e.key[8:])
 		}
-		if err != nil && !errors.Is(err, idempotency.ErrUnreadable) {
+		if err != nil {
 			return 0, err
 		}
-		if err := r.byExpiry.Delete(key); err != nil {
+		if err := r.byExpiry.Delete(e.key); err != nil {
 			return 0, err
 		}
 	}

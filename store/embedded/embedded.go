@@ -33,6 +33,10 @@ type Config struct {
 	SweepInterval time.Duration
 	// Now is the clock; default time.Now.
 	Now func() time.Time
+	// Report, if set, is called once for each change of the file that an operator
+	// must know of: present is false when it is as it was before. It must not call
+	// the store.
+	Report func(f Finding, present bool)
 }
 
 const (
@@ -56,20 +60,27 @@ const (
 var (
 	recordsBucket = []byte("records") // record id -> record
 	// expiryBucket: when to look whether a record has expired, in Unix ms, big
-	// endian, and the record's id -> nothing. Each record has an entry, and the
-	// record decides: so that hardly anything but what makes and removes a record
-	// writes here, the first look is at the earliest moment that can be its end.
+	// endian, and the record's id -> for how many ms, big endian, to keep a record
+	// that cannot be read then. Each record has an entry, and the record decides: so
+	// that hardly anything but what makes and removes a record writes here, the
+	// first look is at the earliest moment that can be its end. An entry of an
+	// earlier version has no value.
 	expiryBucket = []byte("expiry")
 )
 
+// unknownRetention is how long a record is kept that cannot be read, and whose
+// entry does not say.
+const unknownRetention = 24 * time.Hour
+
 // Store is an idempotency.Store in one file.
 type Store struct {
-	path  string
-	sweep time.Duration
-	now   func() time.Time
+	path   string
+	sweep  time.Duration
+	now    func() time.Time
+	report func(f Finding, present bool)
 
 	mu       sync.Mutex
-	db       *bolt.DB
+	file     *guardedFile
 	openErr  error
 	openedAt time.Time // last try
 	closed   bool
@@ -89,6 +100,7 @@ func New(config Config) *Store {
 		path:   config.Path,
 		sweep:  config.SweepInterval,
 		now:    config.Now,
+		report: config.Report,
 		writes: make(chan *write, commitSize),
 		done:   make(chan struct{}),
 	}
@@ -98,15 +110,20 @@ func New(config Config) *Store {
 	if s.now == nil {
 		s.now = time.Now
 	}
+	if s.report == nil {
+		s.report = func(Finding, bool) {}
+	}
 	return s
 }
 
-// open returns the database, and opens it if it is not open.
-func (s *Store) open() (*bolt.DB, error) {
+// open returns the file, and opens it if it is not open. One that is lost stays
+// open: whether to go on with what is under its path is not for the store to
+// decide.
+func (s *Store) open() (*guardedFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.db != nil {
-		return s.db, nil
+	if s.file != nil {
+		return s.file, nil
 	}
 	if s.closed {
 		return nil, fmt.Errorf("%w: embedded store is closed", idempotency.ErrNotApplied)
@@ -119,16 +136,16 @@ func (s *Store) open() (*bolt.DB, error) {
 		s.openedAt = time.Now()
 		return nil, s.openErr
 	}
-	db, err := openFile(s.path)
+	file, err := openFile(s.path, s.report)
 	s.openedAt = time.Now()
 	if err != nil {
 		s.openErr = fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
 		return nil, s.openErr
 	}
-	s.db, s.openErr = db, nil
-	s.work.Go(func() { s.commitLoop(db) })
+	s.file, s.openErr = file, nil
+	s.work.Go(func() { s.commitLoop(file) })
 	s.work.Go(s.sweepLoop)
-	return db, nil
+	return file, nil
 }
 
 // Now returns the machine's clock, and opens the file if it is not open.
@@ -140,12 +157,12 @@ func (s *Store) Now(context.Context) (time.Time, error) {
 // Claim implements idempotency.Store. One that is not granted changes nothing
 // and waits for no commit.
 func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.ClaimReply, error) {
-	db, err := s.open()
+	file, err := s.open()
 	if err != nil {
 		return idempotency.ClaimReply{}, err
 	}
 	var reply idempotency.ClaimReply
-	err = s.lookAt(db, func(r *records) error {
+	err = s.lookAt(file, func(r *records) error {
 		record, found, err := r.get(c.ID)
 		if err != nil {
 			return err
@@ -323,13 +340,13 @@ func (s *Store) end(
 
 // Get implements idempotency.Store.
 func (s *Store) Get(_ context.Context, id idempotency.RecordID) (idempotency.Record, bool, error) {
-	db, err := s.open()
+	file, err := s.open()
 	if err != nil {
 		return idempotency.Record{}, false, err
 	}
 	var record idempotency.Record
 	var found bool
-	err = guarded(db.View, func(tx *bolt.Tx) error {
+	err = file.read(file.begin, func(tx *bolt.Tx) error {
 		var err error
 		record, found, err = s.view(tx).get(id)
 		return err
@@ -343,12 +360,12 @@ func (s *Store) Scan(_ context.Context, cursor string) (idempotency.ScanPage, er
 	if cursor != "" && !idempotency.RecordID(cursor).Valid() {
 		return idempotency.ScanPage{}, fmt.Errorf("%w: the cursor is not one of this store's", idempotency.ErrNotApplied)
 	}
-	db, err := s.open()
+	file, err := s.open()
 	if err != nil {
 		return idempotency.ScanPage{}, err
 	}
 	var page idempotency.ScanPage
-	err = guarded(db.View, func(tx *bolt.Tx) error {
+	err = file.read(file.begin, func(tx *bolt.Tx) error {
 		page = s.view(tx).scan(cursor)
 		return nil
 	})
@@ -382,19 +399,39 @@ func (r *records) scan(after string) (page idempotency.ScanPage) {
 	return page
 }
 
-// Close waits for running work and closes the file.
+// Findings returns what is wrong with the file, as far as it is known.
+func (s *Store) Findings() []Finding {
+	s.mu.Lock()
+	file := s.file
+	s.mu.Unlock()
+	if file == nil {
+		return nil
+	}
+	return file.findings()
+}
+
+// Close waits for running work and closes the file. It does not wait for work
+// that is stuck with a file that was lost.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	s.closed = true
-	db := s.db
-	s.db = nil
+	file := s.file
+	s.file = nil
 	s.mu.Unlock()
 	close(s.done)
-	s.work.Wait()
-	if db == nil {
+	if file == nil {
 		return nil
 	}
-	return db.Close()
+	stopped := make(chan struct{})
+	go func() {
+		s.work.Wait()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-file.stuck:
+	}
+	return file.close()
 }
 
 // records are the buckets within one transaction, at one moment.
@@ -447,7 +484,7 @@ func (r *records) create(id idempotency.RecordID, record idempotency.Record) err
 	if err := r.put(id, record); err != nil {
 		return err
 	}
-	return r.byExpiry.Put(firstLook(id, record), nil)
+	return r.byExpiry.Put(firstLook(id, record), keepUnreadable(record))
 }
 
 // replace writes a record over one that may have another retention.
@@ -462,7 +499,7 @@ func (r *records) replace(id idempotency.RecordID, before, after idempotency.Rec
 	if err := r.byExpiry.Delete(was); err != nil {
 		return err
 	}
-	return r.byExpiry.Put(is, nil)
+	return r.byExpiry.Put(is, keepUnreadable(after))
 }
 
 // delete removes a record. An entry that a look has moved stays behind until it
@@ -483,5 +520,15 @@ func firstLook(id idempotency.RecordID, record idempotency.Record) []byte {
 }
 
 func expiryKey(at time.Time, id idempotency.RecordID) []byte {
-	return append(binary.BigEndian.AppendUint64(nil, uint64(at.UnixMilli())), id...)
+	return append(milliseconds(at.UnixMilli()), id...)
+}
+
+func milliseconds(ms int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(ms)) }
+
+// keepUnreadable is the value of a record's expiry entry. What cannot be read
+// does not say when it has changed. That was before the look at the latest, so
+// its retention, after a lease, is over this much later.
+func keepUnreadable(record idempotency.Record) []byte {
+	lease := max(0, record.LeaseUntil.Sub(record.ChangedAt))
+	return milliseconds(lease.Milliseconds() + record.Retention.Milliseconds())
 }

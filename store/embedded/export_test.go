@@ -11,18 +11,18 @@ import (
 
 // Corrupt puts a value under a record's name.
 func Corrupt(s *Store, id idempotency.RecordID, value []byte) error {
-	db, err := s.open()
+	file, err := s.open()
 	if err != nil {
 		return err
 	}
-	return db.Update(func(tx *bolt.Tx) error {
+	return file.update(func(tx *bolt.Tx) error {
 		return tx.Bucket(recordsBucket).Put([]byte(id), value)
 	})
 }
 
 // Stored returns the number of records and of expiry entries in the file.
 func Stored(s *Store) (n [2]int) {
-	_ = s.db.View(func(tx *bolt.Tx) error {
+	_ = s.file.db.View(func(tx *bolt.Tx) error {
 		n = [2]int{tx.Bucket(recordsBucket).Stats().KeyN, tx.Bucket(expiryBucket).Stats().KeyN}
 		return nil
 	})
@@ -32,7 +32,7 @@ func Stored(s *Store) (n [2]int) {
 // DiskWrites returns the number of writes to the file, of which each commit
 // takes at least two.
 func DiskWrites(s *Store) int64 {
-	stats := s.db.Stats()
+	stats := s.file.db.Stats()
 	return stats.TxStats.GetWrite()
 }
 

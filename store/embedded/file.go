@@ -11,11 +11,11 @@ import (
 )
 
 // openFile opens the database, and makes what it lacks.
-func openFile(path string) (*bolt.DB, error) {
+func openFile(path string, report func(Finding, bool)) (*guardedFile, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("create directory of embedded store: %w", err)
 	}
-	db, err := openBolt(path)
+	db, file, err := openBolt(path)
 	var damaged *damagedError
 	switch {
 	case errors.Is(err, bolterrors.ErrTimeout):
@@ -25,44 +25,63 @@ func openFile(path string) (*bolt.DB, error) {
 	case err != nil:
 		return nil, fmt.Errorf("open embedded store %s: %w", path, err)
 	}
-	err = update(db, func(tx *bolt.Tx) error {
+	f, err := guard(db, file, path, report)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open embedded store %s: %w", path, err), db.Close())
+	}
+	created := false
+	err = f.update(func(tx *bolt.Tx) error {
+		if tx.Size() > f.size {
+			return &panicError{fmt.Sprintf("it has %d bytes of %d", f.size, tx.Size())}
+		}
+		created = tx.Bucket(recordsBucket) == nil
 		if _, err := tx.CreateBucketIfNotExists(recordsBucket); err != nil {
 			return err
 		}
 		_, err := tx.CreateBucketIfNotExists(expiryBucket)
 		return err
 	})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare embedded store %s: %w", path, err), db.Close())
+	var broken *panicError
+	switch {
+	case errors.As(err, &broken):
+		damaged := &damagedError{path: path, reason: broken.reason}
+		var statErr error
+		damaged.was, statErr = file.Stat()
+		return nil, errors.Join(damaged, statErr, f.close())
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("prepare embedded store %s: %w", path, err), f.close())
 	}
-	return db, nil
+	if created {
+		report(Finding{Path: path, Change: Created,
+			Loss: "if there was a file before, its records are lost, and a repeat of their submit is sent again"}, true)
+	}
+	return f, nil
 }
 
 // openBolt is bolt.Open for a file that may be damaged: bbolt panics then, and
 // leaves the file open and locked.
-func openBolt(path string) (db *bolt.DB, err error) {
-	var file *os.File
-	defer func() {
-		p := recover()
-		if p == nil {
-			return
-		}
-		damaged := &damagedError{path: path, reason: p}
-		db, err = nil, damaged
-		if file == nil {
-			return
-		}
-		var statErr error
-		damaged.was, statErr = file.Stat()
-		err = errors.Join(err, statErr, unlock(file), file.Close())
-	}()
-	return bolt.Open(path, 0o600, &bolt.Options{
-		Timeout: lockTimeout,
-		OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
-			file, err = os.OpenFile(name, flag, mode)
-			return file, err
-		},
+func openBolt(path string) (db *bolt.DB, file *os.File, err error) {
+	err = guarded(func() (err error) {
+		db, err = bolt.Open(path, 0o600, &bolt.Options{
+			Timeout: lockTimeout,
+			OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
+				file, err = os.OpenFile(name, flag, mode)
+				return file, err
+			},
+		})
+		return err
 	})
+	var broken *panicError
+	if !errors.As(err, &broken) {
+		return db, file, err
+	}
+	damaged := &damagedError{path: path, reason: broken.reason}
+	if file == nil {
+		return nil, nil, damaged
+	}
+	var statErr error
+	damaged.was, statErr = file.Stat()
+	return nil, nil, errors.Join(damaged, statErr, unlock(file), file.Close())
 }
 
 // damagedError means that bbolt panicked on the file.
