@@ -36,6 +36,9 @@ func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (
 	if err != nil {
 		return none, err
 	}
+	if file.isStuck() { // and nobody may take the write
+		return none, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, file.check())
+	}
 	var value T // read only after the result is there
 	w := &write{
 		ctx:    ctx,

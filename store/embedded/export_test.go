@@ -50,3 +50,47 @@ func ForgetLastTry(s *Store) {
 	defer s.mu.Unlock()
 	s.openedAt = time.Time{}
 }
+
+// DuringCommit calls f in the middle of a commit that changes a record, and
+// returns what the commit gives.
+func DuringCommit(s *Store, c idempotency.Claim, f func()) error {
+	_, err := change(context.Background(), s, func(r *records) (idempotency.ClaimReply, error) {
+		f()
+		return claim(r, c)
+	})
+	return err
+}
+
+// DuringRead calls f in the middle of a transaction that reads a record then.
+func DuringRead(s *Store, id idempotency.RecordID, f func()) error {
+	file, err := s.open()
+	if err != nil {
+		return err
+	}
+	return file.read(file.begin, func(tx *bolt.Tx) error {
+		f()
+		_, _, err := s.view(tx).get(id)
+		return err
+	})
+}
+
+// BeginUnchecked begins a transaction that reads, on a file that was changed
+// since it was looked at.
+func BeginUnchecked(s *Store) error {
+	return guarded(func() error {
+		tx, err := s.file.begin()
+		if err != nil {
+			return err
+		}
+		return s.file.finish(tx)
+	})
+}
+
+// StripExpiry takes the values of the expiry entries away, as an earlier version
+// wrote them.
+func StripExpiry(s *Store) error {
+	return s.file.update(func(tx *bolt.Tx) error {
+		b := tx.Bucket(expiryBucket)
+		return b.ForEach(func(key, _ []byte) error { return b.Put(append([]byte(nil), key...), nil) })
+	})
+}

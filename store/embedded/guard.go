@@ -94,6 +94,7 @@ func (e *LostError) finding() Finding {
 type guardedFile struct {
 	db       *bolt.DB
 	file     *os.File // bbolt's own
+	inode    os.FileInfo
 	path     string
 	pageSize int64
 	report   func(f Finding, present bool)
@@ -124,11 +125,11 @@ func guard(db *bolt.DB, file *os.File, path string, report func(Finding, bool)) 
 		pageSize: int64(db.Info().PageSize),
 		stuck:    make(chan struct{}),
 	}
-	info, err := file.Stat()
-	if err != nil {
+	var err error
+	if f.inode, err = file.Stat(); err != nil {
 		return nil, err
 	}
-	f.size = info.Size()
+	f.size = f.inode.Size()
 	f.metas, err = f.readMetas()
 	return f, err
 }
@@ -160,16 +161,13 @@ func (f *guardedFile) look() (size int64, lost *LostError) {
 	case err != nil:
 		return 0, f.loss(Unreachable, err)
 	}
-	own, err := f.file.Stat()
 	switch {
-	case err != nil:
-		return 0, f.loss(Unreachable, err)
-	case !os.SameFile(info, own):
+	case !os.SameFile(info, f.inode):
 		return 0, f.loss(Replaced, nil)
-	case own.Size() < f.size:
+	case info.Size() < f.size:
 		return 0, f.loss(Cut, nil)
 	}
-	return own.Size(), f.lookInside()
+	return info.Size(), f.lookInside()
 }
 
 // lookInside compares the content alone. The caller holds mu.
@@ -323,7 +321,11 @@ func (f *guardedFile) read(begin func() (*bolt.Tx, error), look func(*bolt.Tx) e
 		defer func() { err = errors.Join(err, f.finish(tx)) }()
 		return look(tx)
 	})
-	if lost := f.confirm(f.lookInside); lost != nil {
+	still := f.check
+	if err == nil { // to have read to the end, only the content need have been there
+		still = func() error { return f.confirm(f.lookInside) }
+	}
+	if lost := still(); lost != nil {
 		return fmt.Errorf("%w: %w", idempotency.ErrNotApplied, lost)
 	}
 	return err
