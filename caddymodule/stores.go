@@ -15,6 +15,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	goredis "github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 	"github.com/caddy-idempotency/caddy-idempotency/store/embedded"
@@ -290,9 +291,13 @@ func (s *RedisStore) OperationTimeout() time.Duration { return s.config.Timeout 
 type EmbeddedStore struct {
 	// The file; it is created on first use. Placeholders are expanded.
 	// Default: idempotency.db in Caddy's data directory.
+	//
+	// Once it is open it must stay what and where it is: while it is removed,
+	// replaced, cut or overwritten, submits with a key get 503.
 	Path string `json:"path,omitempty"`
 
-	path string
+	path     string // as it is configured
+	realPath string
 }
 
 // embeddedTimeout bounds one operation. A disk that is busy for a moment is no
@@ -322,7 +327,7 @@ func (s *EmbeddedStore) Provision(caddy.Context) error {
 	if err != nil {
 		return fmt.Errorf("store embedded: path: %w", err)
 	}
-	s.path = realPath(path)
+	s.path, s.realPath = path, realPath(path)
 	return nil
 }
 
@@ -340,11 +345,29 @@ func realPath(path string) string {
 }
 
 // Identity implements StoreModule.
-func (s *EmbeddedStore) Identity() string { return s.path }
+func (s *EmbeddedStore) Identity() string { return s.realPath }
 
-// Open implements StoreModule.
+// Open implements StoreModule. The store gets the path with its symbolic links,
+// so that one that changes is noticed.
 func (s *EmbeddedStore) Open() (idempotency.Store, error) {
-	return embedded.New(embedded.Config{Path: s.path}), nil
+	return embedded.New(embedded.Config{Path: s.path, Report: reportFile}), nil
+}
+
+// reportFile logs what has become of the embedded store's file.
+func reportFile(f embedded.Finding, present bool) {
+	logger := log().With(zap.String("path", f.Path), zap.String("change", string(f.Change)))
+	verb := "was"
+	if f.Change == embedded.Unreachable || f.Change == embedded.Damaged {
+		verb = "is"
+	}
+	switch {
+	case !present:
+		logger.Info("embedded store file is back")
+	case f.Change == embedded.Created:
+		logger.Warn("embedded store file was created, new and empty", zap.String("loss", f.Loss))
+	default:
+		logger.Error(fmt.Sprintf("embedded store file %s %s", verb, f.Change), zap.String("loss", f.Loss))
+	}
 }
 
 // OperationTimeout implements StoreModule.

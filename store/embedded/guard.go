@@ -81,6 +81,9 @@ func (e *LostError) finding() Finding {
 	if e.Change.lasts() {
 		loss = "submits with a key get 503 until a restart, which uses what is there then"
 	}
+	if e.Err != nil {
+		loss = e.Err.Error() + ": " + loss
+	}
 	return Finding{Path: e.Path, Change: e.Change, Loss: loss}
 }
 
@@ -161,13 +164,14 @@ func (f *guardedFile) look() (size int64, lost *LostError) {
 	case err != nil:
 		return 0, f.loss(Unreachable, err)
 	}
-	switch {
-	case !os.SameFile(info, f.inode):
+	if !os.SameFile(info, f.inode) {
 		return 0, f.loss(Replaced, nil)
-	case info.Size() < f.size:
-		return 0, f.loss(Cut, nil)
 	}
-	return info.Size(), f.lookInside()
+	lost = f.lookInside() // an older copy may be shorter, too
+	if lost == nil && info.Size() < f.size {
+		lost = f.loss(Cut, nil)
+	}
+	return info.Size(), lost
 }
 
 // lookInside compares the content alone. The caller holds mu.

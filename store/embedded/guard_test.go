@@ -322,6 +322,18 @@ func TestCutDuringRead(t *testing.T) {
 	}
 }
 
+// What was read from a file that was overwritten meanwhile is not believed.
+func TestOverwrittenDuringRead(t *testing.T) {
+	w, older := openWatched(t)
+	err := embedded.DuringRead(w.Store, w.completed.ID, func() { must(t, overwrite(w.path, older)) })
+	var lost *embedded.LostError
+	if !errors.As(err, &lost) || lost.Change != embedded.Overwritten {
+		t.Errorf("the read gave %v", err)
+	}
+	w.wantReports(t, "overwritten true")
+	must(t, w.Close())
+}
+
 // bbolt that breaks off with its locks held blocks nobody: not who comes later,
 // not a commit that is under way, and not Close.
 func TestStuck(t *testing.T) {
