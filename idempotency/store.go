@@ -27,9 +27,9 @@ import (
 // After an error that wraps ErrNotApplied the operation was not done and will
 // not be done later. After any other error it may have been done, or may still
 // be done when a stopped server goes on. A value under the record's name that
-// cannot be read is ErrUnreadable and is left alone. Absence is never an
-// error, and an error never means absence. Error texts hold nothing of a
-// record.
+// cannot be read is ErrUnreadable and is left alone until its retention must be
+// over. Absence is never an error, and an error never means absence. Error texts
+// hold nothing of a record.
 //
 // # Retries and contexts
 //

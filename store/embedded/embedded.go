@@ -5,6 +5,9 @@
 // write that comes alone is committed at once, and those that come meanwhile
 // go together into the next commit.
 //
+// The file is its inode, as this process has left it. While it is not that under
+// its path, nothing is read from it and nothing is written: see LostError.
+//
 // The machine's wall clock decides about leases. It is the clock of the only
 // process that can have the file open.
 package embedded

@@ -64,7 +64,7 @@ func (e *LostError) Error() string {
 	case Unreachable:
 		text += " cannot be examined"
 	case Damaged:
-		text += " is damaged"
+		text += " cannot be used"
 	default:
 		text += " was " + string(e.Change) + " while it was open"
 	}
@@ -154,17 +154,21 @@ func (f *guardedFile) older() int {
 	return 1
 }
 
-// look compares the file with what is known of it, and returns its size. The
-// caller holds mu.
-func (f *guardedFile) look() (size int64, lost *LostError) {
+// look compares the file with what is known of it. The caller holds mu.
+func (f *guardedFile) look() *LostError {
+	_, lost := f.measure()
+	return lost
+}
+
+// measure is look, and returns the file's size.
+func (f *guardedFile) measure() (size int64, lost *LostError) {
 	info, err := os.Stat(f.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return 0, f.loss(Removed, nil)
 	case err != nil:
 		return 0, f.loss(Unreachable, err)
-	}
-	if !os.SameFile(info, f.inode) {
+	case !os.SameFile(info, f.inode):
 		return 0, f.loss(Replaced, nil)
 	}
 	lost = f.lookInside() // an older copy may be shorter, too
@@ -196,12 +200,7 @@ func (f *guardedFile) loss(change Change, err error) *LostError {
 }
 
 // check returns an error if the file cannot be used.
-func (f *guardedFile) check() error {
-	return f.confirm(func() *LostError {
-		_, lost := f.look()
-		return lost
-	})
-}
+func (f *guardedFile) check() error { return f.confirm(f.look) }
 
 // confirm is a look of which many can go on at the same time. What is news is
 // looked at again alone, and kept.
@@ -219,10 +218,7 @@ func (f *guardedFile) confirm(look func() *LostError) error {
 	case found != nil && known != nil && found.Change == known.Change:
 		return known
 	}
-	return f.settle(func() *LostError {
-		_, lost := f.look()
-		return lost
-	})
+	return f.settle(f.look)
 }
 
 // settle keeps what is found, reports it if it is news, and returns it as an
@@ -284,10 +280,10 @@ func (f *guardedFile) update(change func(*bolt.Tx) error) error {
 	lost := f.settle(func() *LostError {
 		f.writing = false
 		written := f.learn(id)
-		size, lost := f.look()
+		size, lost := f.measure()
 		switch {
 		case lost == nil && err == nil && !written:
-			return f.loss(Overwritten, nil)
+			return f.loss(Overwritten, nil) // by what was there before the commit
 		case lost == nil:
 			f.size = size
 		}
@@ -364,10 +360,10 @@ func (f *guardedFile) finish(tx *bolt.Tx) error {
 func (f *guardedFile) abandon(reason any) error {
 	err := f.settle(func() *LostError {
 		f.writing = false
-		if _, lost := f.look(); lost != nil && lost.Change.lasts() {
+		if lost := f.look(); lost != nil && lost.Change.lasts() {
 			return lost
 		}
-		return f.loss(Damaged, fmt.Errorf("%v", reason))
+		return f.loss(Damaged, &panicError{reason})
 	})
 	f.stuckOnce.Do(func() { close(f.stuck) })
 	return err
@@ -393,7 +389,7 @@ func (f *guardedFile) close() error {
 // panicError means that bbolt panicked on what it found in the file.
 type panicError struct{ reason any }
 
-func (e *panicError) Error() string { return fmt.Sprintf("embedded store is damaged: %v", e.reason) }
+func (e *panicError) Error() string { return fmt.Sprintf("the embedded store is damaged: %v", e.reason) }
 
 // guarded runs what touches a file that may be damaged, or cut while it is
 // mapped into memory: bbolt panics then, or its goroutine gets a fault that ends
