@@ -188,7 +188,8 @@ func (f *guardedFile) lookInside() *LostError {
 		return f.loss(Unreachable, err)
 	}
 	for i := range metas {
-		if metas[i] != f.metas[i] && !(f.writing && i == f.older()) {
+		mayChange := f.writing && i == f.older()
+		if metas[i] != f.metas[i] && !mayChange {
 			return f.loss(Overwritten, nil)
 		}
 	}
@@ -389,7 +390,9 @@ func (f *guardedFile) close() error {
 // panicError means that bbolt panicked on what it found in the file.
 type panicError struct{ reason any }
 
-func (e *panicError) Error() string { return fmt.Sprintf("the embedded store is damaged: %v", e.reason) }
+func (e *panicError) Error() string {
+	return fmt.Sprintf("the embedded store is damaged: %v", e.reason)
+}
 
 // guarded runs what touches a file that may be damaged, or cut while it is
 // mapped into memory: bbolt panics then, or its goroutine gets a fault that ends
