@@ -413,8 +413,10 @@ func (s *Store) Findings() []Finding {
 	return file.findings()
 }
 
-// Close waits for running work and closes the file. It does not wait for work
-// that is stuck with a file that was lost.
+// Close waits for running work and closes the file. It does not wait for a
+// commit that is stuck with a file that was lost, and leaves that file locked: the
+// commit may still write to it, and nobody else may have it before the process
+// ends. That is an error.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -433,6 +435,10 @@ func (s *Store) Close() error {
 	select {
 	case <-stopped:
 	case <-file.stuck:
+		if file.isWriting() {
+			return fmt.Errorf("a commit does not end, and the file stays locked until the process does: %w", file.check())
+		}
+		<-stopped
 	}
 	return file.close()
 }

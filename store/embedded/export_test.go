@@ -74,11 +74,11 @@ func DuringRead(s *Store, id idempotency.RecordID, f func()) error {
 	})
 }
 
-// BeginUnchecked begins a transaction that reads, on a file that was changed
-// since it was looked at.
-func BeginUnchecked(s *Store) error {
+// BeginAfter begins a transaction that reads on a file that f changes when it
+// has just been looked at.
+func BeginAfter(s *Store, f func()) error {
 	return guarded(func() error {
-		tx, err := s.file.begin()
+		tx, err := s.file.beginAfter(func() error { f(); return nil })
 		if err != nil {
 			return err
 		}

@@ -262,10 +262,9 @@ func (f *guardedFile) update(change func(*bolt.Tx) error) error {
 	if err := f.check(); err != nil {
 		return fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
 	}
-	f.mu.Lock()
-	f.writing = true
-	f.mu.Unlock()
-
+	if err := f.startWriting(); err != nil {
+		return fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
+	}
 	var tx *bolt.Tx
 	var id uint64
 	err := guarded(func() error {
@@ -276,7 +275,11 @@ func (f *guardedFile) update(change func(*bolt.Tx) error) error {
 	})
 	var broken *panicError
 	if errors.As(err, &broken) && (tx == nil || tx.DB() != nil) {
-		return f.abandon(broken.reason) // it could not roll back
+		lost := f.abandon(broken.reason) // it could not roll back
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.writing = false
+		return lost
 	}
 	lost := f.settle(func() *LostError {
 		f.writing = false
@@ -294,6 +297,25 @@ func (f *guardedFile) update(change func(*bolt.Tx) error) error {
 		return lost
 	}
 	return err
+}
+
+// startWriting lets the older meta change, unless the file was found lost
+// meanwhile.
+func (f *guardedFile) startWriting() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lost != nil {
+		return f.lost
+	}
+	f.writing = true
+	return nil
+}
+
+// isWriting reports whether a commit is under way.
+func (f *guardedFile) isWriting() bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.writing
 }
 
 // learn takes over the meta page of a transaction, and reports whether it is
@@ -334,11 +356,21 @@ func (f *guardedFile) read(begin func() (*bolt.Tx, error), look func(*bolt.Tx) e
 
 // begin begins a transaction that reads. It is called inside of guarded. One at
 // a time, so that none meets the locks of one that broke off.
-func (f *guardedFile) begin() (tx *bolt.Tx, err error) {
+func (f *guardedFile) begin() (*bolt.Tx, error) {
+	return f.beginAfter(func() error { return f.confirm(f.lookInside) })
+}
+
+// beginAfter begins if a look at the content finds nothing. It is the last moment
+// for it: what bbolt does not find after it makes it break off with its locks
+// held.
+func (f *guardedFile) beginAfter(look func() error) (tx *bolt.Tx, err error) {
 	f.beginning.Lock()
 	defer f.beginning.Unlock()
 	if f.isStuck() {
 		return nil, f.check()
+	}
+	if err := look(); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -348,8 +380,16 @@ func (f *guardedFile) begin() (tx *bolt.Tx, err error) {
 	return f.db.Begin(false)
 }
 
-// finish ends a transaction that reads.
+// finish ends a transaction that reads. For that bbolt takes a lock that a
+// beginning one holds, and keeps if it breaks off; so nobody waits for it while
+// one begins. The beginning one cannot be waited for either: it may wait for this
+// one to end, if a commit has to map more of the file.
 func (f *guardedFile) finish(tx *bolt.Tx) error {
+	if !f.beginning.TryLock() {
+		go func() { _ = tx.Rollback() }() // it has no error but that it has ended
+		return nil
+	}
+	defer f.beginning.Unlock()
 	if f.isStuck() {
 		return nil
 	}
@@ -360,7 +400,6 @@ func (f *guardedFile) finish(tx *bolt.Tx) error {
 // reason, which is the file's if that explains it.
 func (f *guardedFile) abandon(reason any) error {
 	err := f.settle(func() *LostError {
-		f.writing = false
 		if lost := f.look(); lost != nil && lost.Change.lasts() {
 			return lost
 		}
@@ -379,7 +418,7 @@ func (f *guardedFile) isStuck() bool {
 	}
 }
 
-// close closes the file when nobody works with it, or when bbolt is stuck.
+// close closes the file when nobody works with it.
 func (f *guardedFile) close() error {
 	if f.isStuck() {
 		return errors.Join(unlock(f.file), f.file.Close())
