@@ -275,11 +275,7 @@ func (f *guardedFile) update(change func(*bolt.Tx) error) error {
 	})
 	var broken *panicError
 	if errors.As(err, &broken) && (tx == nil || tx.DB() != nil) {
-		lost := f.abandon(broken.reason) // it could not roll back
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.writing = false
-		return lost
+		return f.abandon(broken.reason, true) // it could not roll back
 	}
 	lost := f.settle(func() *LostError {
 		f.writing = false
@@ -374,7 +370,7 @@ func (f *guardedFile) beginAfter(look func() error) (tx *bolt.Tx, err error) {
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			tx, err = nil, f.abandon(p)
+			tx, err = nil, f.abandon(p, false)
 		}
 	}()
 	return f.db.Begin(false)
@@ -397,9 +393,11 @@ func (f *guardedFile) finish(tx *bolt.Tx) error {
 }
 
 // abandon gives the database up: its locks may be held for ever. It returns the
-// reason, which is the file's if that explains it.
-func (f *guardedFile) abandon(reason any) error {
+// reason, which is the file's if that explains it. With byWriter it is a commit
+// that broke off, and is under way no more.
+func (f *guardedFile) abandon(reason any, byWriter bool) error {
 	err := f.settle(func() *LostError {
+		f.writing = f.writing && !byWriter
 		if lost := f.look(); lost != nil && lost.Change.lasts() {
 			return lost
 		}
