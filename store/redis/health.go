@@ -214,6 +214,8 @@ const (
 	settingRunID      = "run_id"
 )
 
+var errLoading = errors.New("the server is reading its data")
+
 // ask asks one server in one round trip. An error means that it cannot be used.
 // Nothing is found on a connection to a Sentinel.
 func (s *Store) ask(ctx context.Context, pipe goredis.Pipeliner) (findings []Finding, runID string, err error) {
@@ -252,6 +254,10 @@ func (s *Store) ask(ctx context.Context, pipe goredis.Pipeliner) (findings []Fin
 		return nil, "", noConnection(err)
 	}
 	server := parseInfo(text)
+	if server["loading"] == "1" {
+		// It carries out nothing, and says meanwhile that it has no append-only file.
+		return nil, "", noConnection(errLoading)
+	}
 	settings := map[string]string{}
 	if pairs, err := config.Slice(); err == nil {
 		for i := 0; i+1 < len(pairs); i += 2 {
