@@ -43,6 +43,7 @@ func setUser(t *testing.T, line []any, clients ...*goredis.Client) {
 // C11: the README's users, and nothing more, can do everything. The suite runs
 // under the default prefix, which is the only one that they may use.
 func TestLeastPrivilege(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name  string
 		start func(t *testing.T) (redis.Config, goredis.UniversalClient)
@@ -72,6 +73,7 @@ func TestLeastPrivilege(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			config, client := test.start(t)
 			config.Username, config.Password, config.Replicas, config.Strict = "gateway", "secret", 1, true
 			config.Prefix = redis.DefaultPrefix
@@ -88,6 +90,7 @@ func TestLeastPrivilege(t *testing.T) {
 // Without INFO and CONFIG GET, as on many managed services, the store works,
 // and says what it does not know.
 func TestDeniedSettings(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct{ without, setting, value string }{
 		{"+info", "INFO", "denied"},
 		{"+config|get", "appendfsync", "unknown"},

@@ -77,6 +77,7 @@ func TestFsyncNeedsVersion(t *testing.T) {
 
 // What each setting means, and what strict refuses.
 func TestFindings(t *testing.T) {
+	t.Parallel()
 	sound := []string{"--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction", "--maxmemory", "100mb"}
 	for _, test := range []struct {
 		name    string
@@ -152,6 +153,7 @@ func fill(t *testing.T, server *redistest.Server, bytes int64) {
 // Strict refuses claims from the moment that it is known until it is right, and
 // nothing else.
 func TestStrict(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	set := func(name, value string) {
 		t.Helper()
@@ -220,6 +222,7 @@ func TestStrictRecovers(t *testing.T) {
 // What a server says on its first connection counts, also if it has joined the
 // Cluster while the others were being asked.
 func TestServerJoinsDuringInspect(t *testing.T) {
+	t.Parallel()
 	const sound = "aof_enabled:1\r\naof_last_write_status:ok\r\n"
 	answers := func(info func() string, otherwise func(command []string) string) func([]string) (string, bool) {
 		return func(command []string) (string, bool) {
@@ -379,6 +382,7 @@ func TestReports(t *testing.T) {
 // What keeps records from being kept is said in words that name the remedy, and
 // the claim was certainly not made.
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	replica := redistest.StartReplica(t, server)
 	cluster := redistest.StartCluster(t)

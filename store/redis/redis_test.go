@@ -21,7 +21,9 @@ import (
 
 // Every topology passes the suite.
 func TestStore(t *testing.T) {
+	t.Parallel()
 	t.Run("Standalone", func(t *testing.T) {
+		t.Parallel()
 		server := redistest.Start(t)
 		lossy := redistest.StartProxy(t, server.Address, func() redistest.Fate {
 			switch rand.IntN(8) {
@@ -36,14 +38,17 @@ func TestStore(t *testing.T) {
 		runSuite(t, redis.Config{Addresses: []string{server.Address}}, lossy.Address, server.Client)
 	})
 	t.Run("Sentinel", func(t *testing.T) {
+		t.Parallel()
 		d := redistest.StartSentinels(t)
 		runSuite(t, redis.Config{Addresses: d.Addresses, Sentinel: d.Master}, "", d.Servers[0].Client)
 	})
 	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
 		c := redistest.StartCluster(t)
 		runSuite(t, redis.Config{Addresses: c.Addresses()[:2], Cluster: true}, "", c.Client(t))
 	})
 	t.Run("TLS", func(t *testing.T) {
+		t.Parallel()
 		certificates := redistest.NewCertificates(t)
 		server := redistest.StartTLS(t, certificates)
 		runSuite(t, redis.Config{Addresses: []string{server.Address}, TLS: certificates.Config}, "", server.Client)
@@ -136,6 +141,7 @@ func TestUnreadableType(t *testing.T) {
 }
 
 func TestScriptFlush(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	store := newStore(t, redis.Config{Addresses: []string{server.Address}})
 	flush := func() {
@@ -162,6 +168,7 @@ func TestScriptFlush(t *testing.T) {
 
 // A full server refuses claims, and takes what running attempts come to.
 func TestMaxmemory(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	store := newStore(t, redis.Config{Addresses: []string{server.Address}})
 	running, err := claim(store, "running")
@@ -343,6 +350,7 @@ func TestScanPrefix(t *testing.T) {
 
 // A server over its memory still lets operators decide.
 func TestDecideOverMaxmemory(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	store := newStore(t, redis.Config{Addresses: []string{server.Address}})
 	ctx := context.Background()

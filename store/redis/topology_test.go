@@ -18,6 +18,7 @@ import (
 // A command whose reply does not come is sent once, whatever the topology: the
 // client must not repeat what may have been done.
 func TestSentOnce(t *testing.T) {
+	t.Parallel()
 	for _, topology := range []struct {
 		name    string
 		mode    string
@@ -72,6 +73,7 @@ func TestSentOnce(t *testing.T) {
 
 // WAIT travels with the claim: the server gets it before it has answered.
 func TestWaitIsPipelined(t *testing.T) {
+	t.Parallel()
 	var f *fakeServer
 	waited := make(chan struct{})
 	var once sync.Once
@@ -101,6 +103,7 @@ func TestWaitIsPipelined(t *testing.T) {
 // With Fsync a claim counts only when the disks have it. The replies are those
 // of Redis 7.2, and of a server that does not know WAITAOF.
 func TestFsync(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, reply string
 		confirmed   bool
@@ -142,6 +145,7 @@ func TestFsync(t *testing.T) {
 
 // What a server refuses in these words it has not done.
 func TestNotApplied(t *testing.T) {
+	t.Parallel()
 	for _, reply := range []string{
 		"READONLY You can't write against a read only replica.", "LOADING Redis is loading the dataset in memory",
 		"MASTERDOWN Link with MASTER is down", "CLUSTERDOWN The cluster is down", "TRYAGAIN Multiple keys request during rehashing of slot",
@@ -180,6 +184,7 @@ func TestNotApplied(t *testing.T) {
 // After a failover the connection to the server that was demoted is not used
 // for another claim.
 func TestReadOnlyEndsConnection(t *testing.T) {
+	t.Parallel()
 	f := startFakeServer(t, "7.0.0", "standalone", func(command []string) (string, bool) {
 		if command[0] == "evalsha" {
 			return "-READONLY You can't write against a read only replica.\r\n", false
@@ -211,6 +216,7 @@ func keyID(key string) idempotency.RecordID {
 // A slot that moves while claims, renewals and completions run is not noticed,
 // and neither is SCRIPT FLUSH in a loop.
 func TestSlotMoves(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t)
 	c.Add(t)
 	c.Join(t)
@@ -285,6 +291,7 @@ func TestSlotMoves(t *testing.T) {
 // A claim counts only when the replicas have it, and it is taken back by its
 // token otherwise. What needs no claim goes on.
 func TestFrozenReplica(t *testing.T) {
+	t.Parallel()
 	t.Run("one server", func(t *testing.T) {
 		primary := redistest.Start(t)
 		replica := redistest.StartReplica(t, primary)

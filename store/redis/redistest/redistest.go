@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	_ "embed"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -86,7 +87,7 @@ type launch struct {
 
 func start(t testing.TB, l launch) *Server {
 	t.Helper()
-	port := freePort(t)
+	port := FreePort(t)
 	listen := []string{"--port", fmt.Sprint(port)}
 	var clientTLS *tls.Config
 	if c := l.tls; c != nil {
@@ -214,14 +215,52 @@ func Await(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-func freePort(t testing.TB) int {
+// Ports are given in blocks, each of which belongs to the process that listens on
+// its first one: test processes run side by side.
+const firstPort, portBlocks, portsOfBlock = 10000, 44, 500
+
+var ports struct {
+	mu        sync.Mutex
+	next, end int
+	blocks    []net.Listener
+}
+
+// FreePort returns a port of the loopback interface that nobody listens on, and
+// no process gets it again. It is below those that systems give to outgoing
+// connections: one of them would take it before the server does.
+func FreePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	ports.mu.Lock()
+	defer ports.mu.Unlock()
+	for {
+		if ports.next == ports.end {
+			takePorts(t)
+		}
+		port := ports.next
+		ports.next++
+		if l, err := listenOn(port); err == nil {
+			_ = l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+}
+
+// takePorts takes a block that no process has.
+func takePorts(t testing.TB) {
+	t.Helper()
+	for _, block := range rand.Perm(portBlocks) {
+		first := firstPort + block*portsOfBlock
+		if l, err := listenOn(first); err == nil {
+			ports.blocks = append(ports.blocks, l) // until the process ends
+			ports.next, ports.end = first+1, first+portsOfBlock
+			return
+		}
+	}
+	t.Fatal("no block of ports is free")
+}
+
+func listenOn(port int) (net.Listener, error) {
+	return net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 }
 
 // syncBuffer is a buffer that a process can write and a test can read.

@@ -36,14 +36,28 @@ func (s *Server) awaitFollowing(t testing.TB, primary *Server) {
 // still be promoted, with what it has.
 func (s *Server) CutFrom(t testing.TB, primary *Server) {
 	t.Helper()
+	CutOff(t, primary, s)
+}
+
+// CutOff cuts several replicas off from their primary at the same moment: none
+// has what another lacks, so it does not matter which one is promoted.
+func CutOff(t testing.TB, primary *Server, replicas ...*Server) {
+	t.Helper()
 	ctx := context.Background()
-	if err := s.Client.ConfigSet(ctx, "masterauth", "cut off").Err(); err != nil {
-		t.Fatal(err)
+	for _, replica := range replicas {
+		if err := replica.Client.ConfigSet(ctx, "masterauth", "cut off").Err(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	Await(t, "the replica to be cut off", func() bool {
+	Await(t, "the replicas to be cut off", func() bool {
 		_ = primary.Client.ClientKillByFilter(ctx, "type", "replica").Err() // there may be none any more
-		info, err := s.Client.Info(ctx, "replication").Result()
-		return err == nil && strings.Contains(info, "master_link_status:down")
+		for _, replica := range replicas {
+			info, err := replica.Client.Info(ctx, "replication").Result()
+			if err != nil || !strings.Contains(info, "master_link_status:down") {
+				return false
+			}
+		}
+		return true
 	})
 }
 
@@ -90,7 +104,7 @@ func StartSentinels(t testing.TB, options ...string) *Sentinels {
 	for range 3 {
 		dir := t.TempDir()
 		file := filepath.Join(dir, "sentinel.conf")
-		own := freePort(t)
+		own := FreePort(t)
 		config := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\nsentinel monitor %[3]s %[4]s %[5]s 2\n"+
 			"sentinel down-after-milliseconds %[3]s 500\nsentinel failover-timeout %[3]s 3000\nsentinel parallel-syncs %[3]s 2\n",
 			own, dir, d.Master, host, port)
@@ -174,7 +188,7 @@ func StartCluster(t testing.TB, options ...string) *Cluster {
 func (c *Cluster) Add(t testing.TB, options ...string) {
 	t.Helper()
 	node := Start(t, slices.Concat([]string{
-		"--cluster-enabled", "yes", "--cluster-port", fmt.Sprint(freePort(t)),
+		"--cluster-enabled", "yes", "--cluster-port", fmt.Sprint(FreePort(t)),
 		"--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0",
 		"--cluster-allow-replica-migration", "no",
 	}, options)...)
