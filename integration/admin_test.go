@@ -128,6 +128,7 @@ var submitUnknown = request{key: "film-1", body: `{"prompt":"a lighthouse"}`}
 // An operator sees what is unknown, and gives the answer that the provider
 // had given: the next repeat gets it.
 func TestOperatorCompletes(t *testing.T) {
+	t.Parallel()
 	for _, store := range stores {
 		t.Run(store.name, func(t *testing.T) {
 			p := startProvider(t, nil)
@@ -171,6 +172,7 @@ func TestOperatorCompletes(t *testing.T) {
 
 // What an operator releases is submitted by the next repeat.
 func TestOperatorReleases(t *testing.T) {
+	t.Parallel()
 	for _, store := range stores {
 		t.Run(store.name, func(t *testing.T) {
 			p := startProvider(t, nil)
@@ -195,13 +197,13 @@ func TestOperatorReleases(t *testing.T) {
 // A release and a completion win over the acceptance that comes afterwards,
 // which is logged (case B5).
 func TestLateAcceptanceAfterDecision(t *testing.T) {
+	t.Parallel()
 	for _, decision := range []string{"release", "complete"} {
 		t.Run(decision, func(t *testing.T) {
+			t.Parallel()
 			redis := redistest.Start(t)
-			hold := newGate()
-			p := startProvider(t, nil)
-			p.now(p.holdUntil(hold))
-			o := options{store: "redis " + redis.Address, idempotency: "lease 1s"}
+			p, hold := startHolding(t)
+			o := options{store: "redis " + redis.Address, idempotency: "lease 3s"}
 			frozen := startGateway(t, p.url, o)
 			other := startGateway(t, p.url, o)
 			first := frozen.sendLater(t, request{key: "k", body: "x"})
@@ -252,6 +254,7 @@ func TestLateAcceptanceAfterDecision(t *testing.T) {
 
 // Of two operators who decide at once, on two gateways, exactly one wins.
 func TestTwoOperators(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	p := startProvider(t, nil)
 	o := options{store: "redis " + redis.Address}
@@ -292,6 +295,7 @@ func TestTwoOperators(t *testing.T) {
 
 // A decision about what an operator has seen is not one about what came later.
 func TestDecisionNamesAttempt(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	id := leaveUnknown(t, g, p, submitUnknown)
@@ -316,6 +320,7 @@ func TestDecisionNamesAttempt(t *testing.T) {
 }
 
 func TestReveal(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{idempotency: "namespace videos\njob_id /job/0"})
 	id := func(key string) string {
@@ -344,6 +349,7 @@ func TestReveal(t *testing.T) {
 }
 
 func TestListingFilters(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{idempotency: "namespace ns"})
 	for i := range 5 {
@@ -392,6 +398,7 @@ func TestListingFilters(t *testing.T) {
 
 // Bad input gets an error that says what is wrong, and changes nothing.
 func TestAdminBadInput(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	id := leaveUnknown(t, g, p, submitUnknown)
@@ -483,6 +490,7 @@ func TestAdminBadInput(t *testing.T) {
 
 // What is not uncertain is not for operators.
 func TestDecisionNeedsUncertain(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	g.send(t, request{key: "k", body: "x"})
@@ -501,6 +509,7 @@ func TestDecisionNeedsUncertain(t *testing.T) {
 // The API follows the configuration over reloads, says when there is no
 // handler, and when the store is away.
 func TestAdminFollowsConfiguration(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})

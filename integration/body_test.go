@@ -8,6 +8,7 @@ import (
 
 // D5, second half, and D6, for each way in which a body is compared.
 func TestBodies(t *testing.T) {
+	t.Parallel()
 	for contentType, body := range map[string]func(last string) string{
 		"application/octet-stream":          func(last string) string { return strings.Repeat("0123456789abcdef", 8<<20/16) + last },
 		"application/json":                  func(last string) string { return `{"a":"` + strings.Repeat("0123456789abcdef", 8<<20/16) + last + `"}` },
@@ -15,6 +16,7 @@ func TestBodies(t *testing.T) {
 		"multipart/form-data; boundary=one": func(last string) string { return videoForm("one", strings.Repeat("x", 8<<20)+last) },
 	} {
 		t.Run(contentType, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, nil)
 			g := startGateway(t, p.url, options{})
 			with := func(key, body string) request {
@@ -58,6 +60,7 @@ func videoForm(boundary, video string) string {
 // What is a repeat of a request, and what is another: D3, D4, D5, and the
 // options that say so.
 func TestRepeatOrReuse(t *testing.T) {
+	t.Parallel()
 	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920333"
 	try := func(contentType, body, n string) request {
 		return request{key: "k", body: body, header: http.Header{
@@ -93,6 +96,7 @@ func TestRepeatOrReuse(t *testing.T) {
 		{"a field that does not count", "", named(first(`{}`), "1"), named(second(`{}`), "2"), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, nil)
 			g := startGateway(t, p.url, options{idempotency: test.options})
 			a, b := g.send(t, test.first), g.send(t, test.second)

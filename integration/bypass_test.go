@@ -10,6 +10,7 @@ import (
 
 // What carries no key is passed on untouched: header, streaming, upgrades.
 func TestBypass(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, func(w http.ResponseWriter, r *http.Request, n int, accept func() string) {
 		w.Header().Set("Idempotency-Replayed", "the provider's own")
 		w.Header().Set("X-Saw", r.Header.Get("Accept-Encoding")+"|"+r.Header.Get("Idempotency-Key")+"|"+r.Header.Get("X-Idempotency-Key"))
@@ -43,6 +44,7 @@ func TestBypass(t *testing.T) {
 // Without a key an answer is passed on as it comes, and an upgraded connection
 // works in both directions.
 func TestBypassStreams(t *testing.T) {
+	t.Parallel()
 	more := newGate()
 	p := startProvider(t, nil)
 	p.now(func(w http.ResponseWriter, _ *http.Request, _ int, _ func() string) {
@@ -93,6 +95,7 @@ func TestBypassStreams(t *testing.T) {
 
 // The outcome is a placeholder for handlers and logs.
 func TestPlaceholders(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{
 		before: "header >X-Outcome {http.idempotency.outcome}\nheader >X-Record {http.idempotency.record}",

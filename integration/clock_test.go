@@ -13,6 +13,7 @@ import (
 func TestClocksApart(t *testing.T) {
 	for _, by := range []time.Duration{time.Hour, -time.Hour} {
 		t.Run(by.String(), func(t *testing.T) {
+			t.Parallel()
 			redis := redistest.StartApart(t, by)
 			now, err := redis.Client.Time(t.Context()).Result()
 			if off := time.Until(now); err != nil || (off-by).Abs() > time.Minute {

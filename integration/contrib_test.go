@@ -37,6 +37,7 @@ func promtool(t *testing.T, args ...string) {
 
 // The alert rules are valid and fire when they should, and only then.
 func TestAlertRules(t *testing.T) {
+	t.Parallel()
 	promtool(t, "check", "rules", rulesFile)
 	promtool(t, "test", "rules", rulesTestFile)
 	tests := readFile(t, rulesTestFile)
@@ -72,6 +73,7 @@ func readDashboard(t *testing.T) []panel {
 // The dashboard has the fields that Grafana's own schema knows, and all that it
 // demands.
 func TestDashboardSchema(t *testing.T) {
+	t.Parallel()
 	schema := cog.NewRuntime()
 	schema.RegisterPanelcfgVariant(stat.VariantConfig())
 	schema.RegisterPanelcfgVariant(timeseries.VariantConfig())
@@ -92,6 +94,7 @@ func TestDashboardSchema(t *testing.T) {
 // Each panel has an id and a place of its own, and expressions that Prometheus
 // understands.
 func TestDashboard(t *testing.T) {
+	t.Parallel()
 	variables := strings.NewReplacer("$__rate_interval", "5m", "$__range", "1d", "$job", ".+", "$instance", ".+")
 	var rules strings.Builder
 	rules.WriteString("groups:\n- name: dashboard\n  rules:\n")
@@ -131,6 +134,7 @@ func TestDashboard(t *testing.T) {
 // What the dashboard and the alerts ask for is what a gateway exposes, down to
 // the values of its labels. The dashboard leaves no metric out.
 func TestContribMetricsExist(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	var asked strings.Builder

@@ -96,6 +96,7 @@ func escaped(b []byte) string {
 // Nothing of a request and nothing of an answer is in an encrypted store, and
 // nothing that a guess at the request could be compared with.
 func TestEncryptedStore(t *testing.T) {
+	t.Parallel()
 	const body = "mark-body"
 	r := request{
 		key: "mark-key", auth: "Bearer mark-auth", body: body, path: "/mark-path?mark-query",
@@ -105,6 +106,7 @@ func TestEncryptedStore(t *testing.T) {
 
 	for _, store := range encryptedStores {
 		t.Run(store.name, func(t *testing.T) {
+			t.Parallel()
 			// dumped returns the store after submits that were accepted, whose
 			// outcome is unknown, and that run.
 			dumped := func(app string) string {
@@ -167,8 +169,10 @@ func TestEncryptedStore(t *testing.T) {
 // Under a key that is gone a record is an error, and it is there when the key is
 // back.
 func TestRotateEncryptionKey(t *testing.T) {
+	t.Parallel()
 	for _, store := range stores {
 		t.Run(store.name, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, nil)
 			o := options{store: store.directive(t), global: "grace_period 100ms", idempotency: "on_store_error forward"}
 			g := startGateway(t, p.url, o)
@@ -259,10 +263,11 @@ func TestRotateEncryptionKey(t *testing.T) {
 // Gateways of one store in the middle of a rotation: who does not have the key
 // of a record sends nothing and does not speak of reuse.
 func TestRotationOverTwoGateways(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	p := startProvider(t, nil)
 	with := func(keys string) options {
-		return options{store: "redis " + redis.Address, app: encryptedBy(keys), idempotency: "on_uncertain resubmit"}
+		return options{store: "redis " + redis.Address + " {\ntimeout 10s\n}", app: encryptedBy(keys), idempotency: "on_uncertain resubmit"}
 	}
 	early, late := startGateway(t, p.url, with("ba")), startGateway(t, p.url, with("a"))
 	r := request{key: "k", body: "x"}
@@ -335,6 +340,7 @@ func guessedFingerprint(t *testing.T, body string) idempotency.Fingerprint {
 // Operators see and decide about encrypted records as about others, and what
 // they decide is encrypted, too.
 func TestEncryptedDecision(t *testing.T) {
+	t.Parallel()
 	for _, store := range encryptedStores {
 		t.Run(store.name, func(t *testing.T) {
 			directive, dump := store.open(t)

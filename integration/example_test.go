@@ -12,6 +12,7 @@ import (
 // Caddyfile.example runs as it is: only its ports and the place of its file are
 // another test's.
 func TestExample(t *testing.T) {
+	t.Parallel()
 	for name, store := range map[string]string{"embedded": "", "redis": "redis " + redistest.Start(t).Address} {
 		t.Run(name, func(t *testing.T) {
 			gateways := []*gateway{startExample(t, store)}
@@ -58,7 +59,7 @@ func startExample(t *testing.T, store string) *gateway {
 		t.Fatal(err)
 	}
 	if store != "" {
-		t.Setenv("IDEMPOTENCY_STORE", store)
+		g.env = []string{"IDEMPOTENCY_STORE=" + store}
 	}
 	g.endWith(t)
 	g.run(t)

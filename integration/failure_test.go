@@ -77,6 +77,7 @@ func TestRedisDown(t *testing.T) {
 
 // A gateway that starts before its Redis works as soon as Redis does.
 func TestRedisComesLater(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Stop(t)
 	p := startProvider(t, nil)
@@ -92,10 +93,9 @@ func TestRedisComesLater(t *testing.T) {
 
 // C4: Redis dies between acceptance and completion, and comes back.
 func TestRedisDiesBeforeCompletion(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t, "--appendfsync", "always")
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	p, hold := startHolding(t)
 	g := startGateway(t, p.url, options{store: "redis " + redis.Address, idempotency: "lease 1s"})
 	done := g.sendLater(t, request{key: "k", body: "x"})
 	p.awaitSubmits(t, 1)
@@ -116,6 +116,7 @@ func TestRedisDiesBeforeCompletion(t *testing.T) {
 }
 
 func TestOnStoreErrorForward(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{store: "redis " + freeAddress(t), idempotency: "on_store_error forward"})
 	if got := g.send(t, request{key: "k", body: "x"}); got.status != 202 || got.code() != "" {
@@ -188,6 +189,7 @@ func TestOnStoreErrorForward(t *testing.T) {
 
 // C10: what cannot be read is an error, never absence.
 func TestUnreadableRecord(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{store: "redis " + redis.Address})
@@ -214,14 +216,14 @@ func TestUnreadableRecord(t *testing.T) {
 
 // B3: killed after the provider read the submit.
 func TestGatewayKilled(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	stores := map[string]string{"embedded": "", "redis": "redis " + redis.Address}
 	for name, store := range stores {
 		t.Run(name, func(t *testing.T) {
-			hold := newGate()
-			p := startProvider(t, nil)
-			p.now(p.holdUntil(hold))
-			g := startGateway(t, p.url, options{store: store, idempotency: "lease 2s"})
+			t.Parallel()
+			p, _ := startHolding(t)
+			g := startGateway(t, p.url, options{store: store, idempotency: "lease 10s"})
 			g.sendLater(t, request{key: "k", body: "x"})
 			p.awaitSubmits(t, 1)
 			g.kill(t)
@@ -253,10 +255,9 @@ func TestGatewayKilled(t *testing.T) {
 
 // B4: a gateway that stood still comes back with the provider's answer.
 func TestGatewayFrozen(t *testing.T) {
+	t.Parallel()
 	store := "redis " + redistest.Start(t).Address
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	p, hold := startHolding(t)
 	frozen := startGateway(t, p.url, options{store: store, idempotency: "lease 500ms"})
 	other := startGateway(t, p.url, options{store: store, idempotency: "lease 500ms"})
 	done := frozen.sendLater(t, request{key: "k", body: "x"})
@@ -284,13 +285,13 @@ func TestGatewayFrozen(t *testing.T) {
 // B6: an attempt lives through reloads: the same configuration, other options,
 // another store.
 func TestReloadDuringAttempt(t *testing.T) {
+	t.Parallel()
 	for _, store := range stores {
 		t.Run(store.name, func(t *testing.T) {
-			hold := newGate()
-			p := startProvider(t, nil)
-			p.now(p.holdUntil(hold))
+			t.Parallel()
+			p, hold := startHolding(t)
 			// A short grace period, so that reloads leave the attempt behind.
-			o := options{store: store.directive(t), global: "grace_period 100ms", idempotency: "lease 1s"}
+			o := options{store: store.directive(t), global: "grace_period 100ms", idempotency: "lease 3s"}
 			g := startGateway(t, p.url, o)
 			done := g.sendLater(t, request{key: "k", body: "x"})
 			p.awaitSubmits(t, 1)
@@ -304,7 +305,7 @@ func TestReloadDuringAttempt(t *testing.T) {
 			g.reload(t)
 			inProgress("after a reload")
 			changed := o
-			changed.idempotency = "lease 2s\nerrors problem\nupstream_timeout 1m"
+			changed.idempotency = "lease 6s\nerrors problem\nupstream_timeout 1m"
 			g.write(t, p.url, changed)
 			g.reload(t)
 			inProgress("after a reload with other options")
@@ -314,7 +315,7 @@ func TestReloadDuringAttempt(t *testing.T) {
 			g.write(t, p.url, elsewhere)
 			g.reload(t)
 			// Longer than the lease in the other configuration, and back again.
-			over := time.Now().Add(1500 * time.Millisecond)
+			over := time.Now().Add(4500 * time.Millisecond)
 			await(t, "more than a lease", func() bool { return time.Now().After(over) })
 			g.write(t, p.url, o)
 			g.reload(t)
@@ -336,10 +337,9 @@ func TestReloadDuringAttempt(t *testing.T) {
 
 // An acceptance that could not be stored yet outlives its configuration.
 func TestReloadWithUnstoredOutcome(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t, "--appendfsync", "always")
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	p, hold := startHolding(t)
 	o := options{store: "redis " + redis.Address}
 	g := startGateway(t, p.url, o)
 	done := g.sendLater(t, request{key: "k", body: "x"})
@@ -365,11 +365,11 @@ func TestReloadWithUnstoredOutcome(t *testing.T) {
 // B7: a stop that does not wait for the provider releases nothing, and says that
 // the outcome is unknown.
 func TestStopDuringAttempt(t *testing.T) {
+	t.Parallel()
 	for _, store := range stores {
 		t.Run(store.name, func(t *testing.T) {
-			hold := newGate()
-			p := startProvider(t, nil)
-			p.now(p.holdUntil(hold))
+			t.Parallel()
+			p, _ := startHolding(t)
 			g := startGateway(t, p.url, options{store: store.directive(t), global: "grace_period 100ms"})
 			g.sendLater(t, request{key: "k", body: "x"})
 			p.awaitSubmits(t, 1)
@@ -389,9 +389,8 @@ func TestStopDuringAttempt(t *testing.T) {
 
 // A stop waits for a provider that answers within the grace period.
 func TestStopWaits(t *testing.T) {
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	t.Parallel()
+	p, hold := startHolding(t)
 	g := startGateway(t, p.url, options{global: "grace_period 20s"})
 	done := g.sendLater(t, request{key: "k", body: "x"})
 	p.awaitSubmits(t, 1)
@@ -413,6 +412,7 @@ func TestStopWaits(t *testing.T) {
 // Two processes on one embedded file: the second refuses submits with a key,
 // and says why.
 func TestEmbeddedSecondProcess(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	store := "embedded " + filepath.Join(t.TempDir(), "shared.db")
 	first := startGateway(t, p.url, options{store: store})
@@ -430,9 +430,10 @@ func TestEmbeddedSecondProcess(t *testing.T) {
 
 // Two round trips for a first submit, one for a replay.
 func TestStoreRoundTrips(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	p := startProvider(t, nil)
-	g := startGateway(t, p.url, options{store: "redis " + redis.Address})
+	g := startGateway(t, p.url, options{store: "redis " + redis.Address + " {\ntimeout 10s\n}"})
 	// The first request loads scripts and asks for the clock.
 	g.send(t, request{key: "warm", body: "x"})
 	g.send(t, request{key: "warm", body: "x"})

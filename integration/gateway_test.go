@@ -11,11 +11,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
 )
 
 var caddyBinary string
@@ -34,6 +37,11 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	caddyBinary = absolute
+	// A process with the race detector sleeps for a second at its end, for the
+	// races of others: hundreds of seconds over all gateways and commands.
+	if _, set := os.LookupEnv("GORACE"); !set {
+		_ = os.Setenv("GORACE", "atexit_sleep_ms=100")
+	}
 	os.Exit(m.Run())
 }
 
@@ -203,6 +211,36 @@ func (g *gateway) reload(t testing.TB) {
 	if err != nil {
 		t.Fatalf("caddy reload: %v\n%s", err, output)
 	}
+	g.awaitOneListener(t)
+}
+
+// awaitOneListener waits until the socket of the configuration before is closed:
+// Caddy answers a load earlier, and a connection that has come to the old socket
+// ends without an answer.
+func (g *gateway) awaitOneListener(t testing.TB) {
+	t.Helper()
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(g.url, "http://"))
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listening := fmt.Sprintf(":%04X", number)
+	await(t, "the old socket to be closed", func() bool {
+		n := 0
+		for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+			sockets, err := os.ReadFile(table)
+			if err != nil {
+				return true // this system does not tell
+			}
+			for line := range strings.Lines(string(sockets)) {
+				// Number, local address, remote address and state, of which 0A is listening.
+				if f := strings.Fields(line); len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], listening) {
+					n++
+				}
+			}
+		}
+		return n <= 1
+	})
 }
 
 // request is one submit of a caller; the zero value of a field is its default.
@@ -327,23 +365,12 @@ func (l *logBuffer) tail() string {
 	return text
 }
 
-var givenAddresses sync.Map
-
 // freeAddress returns an address that nobody listens on, and each one only once:
 // Caddy shares its ports with other listeners of Caddy (SO_REUSEPORT), so two
 // that got the same one would not notice.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	for {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = l.Close()
-		if _, given := givenAddresses.LoadOrStore(l.Addr().String(), true); !given {
-			return l.Addr().String()
-		}
-	}
+	return fmt.Sprintf("127.0.0.1:%d", redistest.FreePort(t))
 }
 
 // await polls until the condition holds, for at most half a minute.

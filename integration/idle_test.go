@@ -14,6 +14,7 @@ import (
 func TestProviderClosesIdleConnections(t *testing.T) {
 	for name, body := range map[string]string{"with a body": `{"prompt":"x"}`, "without a body": ""} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			const idle, callers, submits = 20 * time.Millisecond, 2, 200
 			p := newProvider(t, nil)
 			p.server.Config.IdleTimeout = idle

@@ -27,6 +27,7 @@ func holdFirst(p *provider, hold *gate) behaviour {
 // repeat was accepted: two submits, by decision. The late acceptance changes
 // nothing, and the log tells of it.
 func TestLateAcceptanceAfterRelease(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	hold := newGate()
 	p := startProvider(t, nil)
@@ -64,6 +65,7 @@ func TestLateAcceptanceAfterRelease(t *testing.T) {
 // With on_uncertain resubmit a repeat takes the record over; the first
 // attempt's acceptance comes too late for it.
 func TestLateAcceptanceAfterTakeOver(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	hold := newGate()
 	p := startProvider(t, nil)

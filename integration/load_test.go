@@ -79,8 +79,10 @@ func slowly(p *provider) behaviour {
 // Reloads under load interrupt nothing: the same configuration, other options,
 // another store and back.
 func TestReloadUnderLoad(t *testing.T) {
+	t.Parallel()
 	for _, store := range stores {
 		t.Run(store.name, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, nil)
 			p.now(slowly(p))
 			// Shorter than many attempts, so that they outlive their configuration.
@@ -133,6 +135,7 @@ func TestReloadUnderLoad(t *testing.T) {
 // A stop under load releases nothing: after the restart each key has its job,
 // or its outcome is unknown. The caller got a 202 only for what is stored.
 func TestStopUnderLoad(t *testing.T) {
+	t.Parallel()
 	stops := map[string]func(t *testing.T, g *gateway){
 		"caddy stop": func(t *testing.T, g *gateway) {
 			t.Helper()
@@ -146,8 +149,10 @@ func TestStopUnderLoad(t *testing.T) {
 	}
 	for name, stop := range stops {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			for _, store := range stores {
 				t.Run(store.name, func(t *testing.T) {
+					t.Parallel()
 					p := startProvider(t, nil)
 					p.now(slowly(p))
 					g := startGateway(t, p.url, options{store: store.directive(t), global: "grace_period 10ms", idempotency: "lease 500ms"})

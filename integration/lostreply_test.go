@@ -9,6 +9,7 @@ import (
 // C2: a claim that was executed and whose reply is lost goes on, or leaves the
 // key free; a completion whose reply is lost is stored.
 func TestLostReplies(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	network := startNetwork(t, redis.Address)
 	p := startProvider(t, nil)

@@ -100,6 +100,7 @@ var allOutcomes = []string{
 // Every series is there before anything has happened. The scrape itself has the
 // records counted, which takes now and scan.
 func TestMetricsAtStart(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	s := g.scrape(t)
@@ -128,6 +129,7 @@ func TestMetricsAtStart(t *testing.T) {
 
 // Each request is counted once, in the outcome that it came to.
 func TestMetricsOfEachOutcome(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{
@@ -198,6 +200,7 @@ func TestMetricsOfEachOutcome(t *testing.T) {
 // A request that fails before its key is claimed has an outcome, too: in the
 // metric, and in the access log.
 func TestMetricsOfFailures(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	const head = "POST /v1/videos HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: k\r\n"
 	for _, test := range []struct {
@@ -228,8 +231,9 @@ func TestMetricsOfFailures(t *testing.T) {
 
 // The counters are right when many callers come at once.
 func TestMetricsUnderConcurrency(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
-	g := startGateway(t, p.url, options{store: "redis " + redistest.Start(t).Address})
+	g := startGateway(t, p.url, options{store: "redis " + redistest.Start(t).Address + " {\ntimeout 10s\n}"})
 	const callers, each, keys = 40, 15, 60
 	var mu sync.Mutex
 	want := map[string]int{}
@@ -284,6 +288,7 @@ func TestMetricsUnderConcurrency(t *testing.T) {
 // Values survive a reload, with the same options and with others, and cover
 // all handlers and all stores of the process.
 func TestMetricsAfterReload(t *testing.T) {
+	t.Parallel()
 	hold := newGate()
 	p := startProvider(t, nil)
 	second := &gateway{url: "http://" + freeAddress(t)}
@@ -341,6 +346,7 @@ func TestMetricsAfterReload(t *testing.T) {
 // resubmit. Its acceptance comes late: the caller gets it, and it is counted,
 // logged and not stored.
 func TestLateAcceptanceIsCounted(t *testing.T) {
+	t.Parallel()
 	hold := newGate()
 	p := startProvider(t, nil)
 	o := options{store: "redis " + redistest.Start(t).Address, idempotency: "lease 500ms\non_uncertain resubmit"}
@@ -383,10 +389,9 @@ func TestLateAcceptanceIsCounted(t *testing.T) {
 
 // While its store is away, a gateway shows how many outcomes it holds.
 func TestUnstoredOutcomesAreShown(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t, "--appendfsync", "always")
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	p, hold := startHolding(t)
 	g := startGateway(t, p.url, options{store: "redis " + redis.Address})
 	done := g.sendLater(t, request{key: "k", body: "x"})
 	p.awaitSubmits(t, 1)

@@ -15,8 +15,10 @@ import (
 
 // A7: a refusal is passed through byte for byte, and the key is free.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	for _, status := range []int{400, 401, 402, 404, 409, 422, 429, 503} {
 		t.Run(http.StatusText(status), func(t *testing.T) {
+			t.Parallel()
 			body := "refused\x00\xff" + strings.Repeat("x", 5000)
 			p := startProvider(t, answerWith(status, map[string]string{"Retry-After": "7", "Set-Cookie": "a=b"}, body))
 			g := startGateway(t, p.url, options{})
@@ -38,6 +40,7 @@ func TestRefusals(t *testing.T) {
 // A refusal that is too large for memory is passed through like any other, and
 // is one only if it comes to its end.
 func TestLargeRefusal(t *testing.T) {
+	t.Parallel()
 	body := strings.Repeat("x", 3<<20)
 	// With its length the caller knows the end when it has come.
 	p := startProvider(t, answerWith(429, map[string]string{"Content-Length": strconv.Itoa(len(body))}, body))
@@ -77,6 +80,7 @@ func TestLargeRefusal(t *testing.T) {
 
 // A5, A6 and the rest of "anything else after the connection was there".
 func TestUnknownOutcomes(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name   string
 		behave behaviour
@@ -102,6 +106,7 @@ func TestUnknownOutcomes(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, test.behave)
 			g := startGateway(t, p.url, options{})
 			got := g.send(t, request{key: "k", body: "x"})
@@ -126,10 +131,9 @@ func TestUnknownOutcomes(t *testing.T) {
 
 // A3: the answer does not come within upstream_timeout.
 func TestUpstreamTimeout(t *testing.T) {
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
-	g := startGateway(t, p.url, options{idempotency: "upstream_timeout 1s"})
+	t.Parallel()
+	p, _ := startHolding(t)
+	g := startGateway(t, p.url, options{idempotency: "upstream_timeout 5s"})
 	done := g.sendLater(t, request{key: "k", body: "x"})
 	p.awaitSubmits(t, 1)
 	if got := g.send(t, request{key: "k", body: "x"}); got.code() != "idempotency_key_in_progress" {
@@ -151,6 +155,7 @@ func TestUpstreamTimeout(t *testing.T) {
 // Retries between upstreams are harmless where no connection was made, and only
 // there.
 func TestNextUpstream(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	retries := options{proxy: "to " + strings.TrimPrefix(p.url, "http://") + "\nlb_policy first\nfail_duration 1m\nlb_retries 3\nlb_try_duration 2s"}
 	silent := freeAddress(t)
@@ -179,6 +184,7 @@ func TestNextUpstream(t *testing.T) {
 
 // A4: what was never sent is free, and the repeat is the one submit.
 func TestNeverSent(t *testing.T) {
+	t.Parallel()
 	silent := freeAddress(t)
 	p := startProvider(t, nil)
 	for name, upstream := range map[string]string{
@@ -244,6 +250,7 @@ func TestNeverSent(t *testing.T) {
 
 // A1: net/http must not send a body-less submit again by itself.
 func TestBodylessSubmitIsSentOnce(t *testing.T) {
+	t.Parallel()
 	const warm = 5
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{idempotency: "key_header Idempotency-Key X-Idempotency-Key"})
@@ -291,14 +298,16 @@ func TestBodylessSubmitIsSentOnce(t *testing.T) {
 
 // A9: the caller hangs up, and the acceptance is stored all the same.
 func TestCallerHangsUp(t *testing.T) {
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	t.Parallel()
+	p, hold := startHolding(t)
 	g := startGateway(t, p.url, options{})
-	if got := g.send(t, request{key: "k", body: "x", timeout: 200 * time.Millisecond}); got.err == nil {
-		t.Fatalf("the caller got %v and did not hang up", got)
+	conn := dial(t, g)
+	if _, err := io.WriteString(conn, "POST /v1/videos HTTP/1.1\r\nHost: "+g.host()+
+		"\r\nAuthorization: Bearer caller\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\nx"); err != nil {
+		t.Fatal(err)
 	}
-	p.want(t, 1)
+	p.awaitSubmits(t, 1)
+	_ = conn.Close()
 	if got := g.send(t, request{key: "k", body: "x"}); got.code() != "idempotency_key_in_progress" {
 		t.Errorf("while it runs: %v", got)
 	}
@@ -313,6 +322,7 @@ func TestCallerHangsUp(t *testing.T) {
 
 // A10: an upload that breaks off leaves nothing.
 func TestCallerBreaksOffUpload(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	for _, framing := range []string{"Content-Length: 100\r\n\r\nhalf", "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"} {
@@ -334,9 +344,8 @@ func TestCallerBreaksOffUpload(t *testing.T) {
 
 // A11: a caller that times out and repeats ends with the job.
 func TestImpatientCaller(t *testing.T) {
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	t.Parallel()
+	p, hold := startHolding(t)
 	g := startGateway(t, p.url, options{})
 	time.AfterFunc(time.Second, hold.open)
 	var got answer
@@ -349,6 +358,7 @@ func TestImpatientCaller(t *testing.T) {
 
 // A 2xx that store_status does not count is no acceptance.
 func TestStoreStatus(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, answerWith(200, nil, "done at once"))
 	g := startGateway(t, p.url, options{idempotency: "store_status 202 409\nrefused_status 400 5xx"})
 	if got := g.send(t, request{key: "k", body: "x"}); got.status != 200 || got.body != "done at once" || got.code() != "" {
@@ -373,6 +383,7 @@ func TestStoreStatus(t *testing.T) {
 }
 
 func TestOnUncertainResubmit(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, hangUp("", false))
 	g := startGateway(t, p.url, options{idempotency: "on_uncertain resubmit"})
 	if got := g.send(t, request{key: "k", body: "x"}); got.code() != "idempotency_outcome_unknown" {
@@ -398,9 +409,8 @@ func TestOnUncertainResubmit(t *testing.T) {
 
 // B1: many first requests at once over two gateways are one submit.
 func TestRaceOverTwoGateways(t *testing.T) {
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	t.Parallel()
+	p, hold := startHolding(t)
 	store := "redis " + redistest.Start(t).Address
 	gateways := []*gateway{startGateway(t, p.url, options{store: store}), startGateway(t, p.url, options{store: store})}
 	const callers = 100
@@ -429,15 +439,15 @@ func TestRaceOverTwoGateways(t *testing.T) {
 
 // B2: the lease is renewed as long as the provider takes.
 func TestProviderTakesFourLeases(t *testing.T) {
+	t.Parallel()
 	for _, store := range stores {
 		t.Run(store.name, func(t *testing.T) {
-			hold := newGate()
-			p := startProvider(t, nil)
-			p.now(p.holdUntil(hold))
-			g := startGateway(t, p.url, options{store: store.directive(t), idempotency: "lease 500ms"})
+			t.Parallel()
+			p, hold := startHolding(t)
+			g := startGateway(t, p.url, options{store: store.directive(t), idempotency: "lease 2s"})
 			done := g.sendLater(t, request{key: "k", body: "x"})
 			p.awaitSubmits(t, 1)
-			over := time.After(2 * time.Second)
+			over := time.After(8 * time.Second)
 			tick := time.NewTicker(50 * time.Millisecond)
 			defer tick.Stop()
 			for waiting := true; waiting; {
@@ -464,6 +474,7 @@ func TestProviderTakesFourLeases(t *testing.T) {
 // A5: writing the body to the provider fails in its middle. It may have acted
 // on what it read.
 func TestProviderBreaksOffUpload(t *testing.T) {
+	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ var pageScreenshots = flag.String("page.screenshots", "", "directory to which Te
 
 // The operator's page does its work in a real browser.
 func TestOperatorPage(t *testing.T) {
+	t.Parallel()
 	chromium := ""
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -95,6 +96,7 @@ func TestOperatorPage(t *testing.T) {
 
 // The page runs nothing but itself, and is there also when the store is not.
 func TestPageHeaders(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{store: "redis 127.0.0.1:1"})
 	for path, contentType := range map[string]string{

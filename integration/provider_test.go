@@ -55,6 +55,16 @@ func startProvider(t testing.TB, behave behaviour) *provider {
 	return p
 }
 
+// startHolding runs a provider that accepts at once and answers when the gate
+// opens.
+func startHolding(t testing.TB) (*provider, *gate) {
+	t.Helper()
+	hold := newGate()
+	p := startProvider(t, nil)
+	p.now(p.holdUntil(hold))
+	return p, hold
+}
+
 // newProvider returns a provider whose server can be set up before its start.
 func newProvider(t testing.TB, behave behaviour) *provider {
 	t.Helper()

@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	randomFor  = flag.Duration("random.for", time.Minute, "how long TestRandomFaults runs")
+	randomFor  = flag.Duration("random.for", 20*time.Second, "how long TestRandomFaults runs")
 	randomSeed = flag.Uint64("random.seed", 0, "seed of TestRandomFaults; 0 draws one")
 )
 

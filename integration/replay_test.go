@@ -11,6 +11,7 @@ import (
 // D7: what belongs to the job is replayed, and what belongs to the exchange is
 // not.
 func TestReplayHeader(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, func(w http.ResponseWriter, _ *http.Request, n int, accept func() string) {
 		h := w.Header()
 		h.Set("Location", "/v1/videos/1")
@@ -62,6 +63,7 @@ func TestReplayHeader(t *testing.T) {
 // D8: the stored body is readable by a caller that takes no gzip, and by one
 // that does.
 func TestGzip(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, func(w http.ResponseWriter, r *http.Request, _ int, accept func() string) {
 		document := accept()
 		w.Header().Set("Content-Type", "application/json")
@@ -112,6 +114,7 @@ func TestGzip(t *testing.T) {
 
 // D9: what is too large or a stream is passed on at once, and not replayed.
 func TestUnavailableResult(t *testing.T) {
+	t.Parallel()
 	large := strings.Repeat("0123456789abcdef", 3<<20/16)
 	t.Run("large", func(t *testing.T) {
 		p := startProvider(t, answerWith(200, nil, large))
@@ -154,7 +157,7 @@ func TestUnavailableResult(t *testing.T) {
 			_, _ = io.WriteString(w, "data: 2\n\n")
 		})
 		// The stream may last longer than the upstream timeout.
-		g := startGateway(t, p.url, options{idempotency: "upstream_timeout 500ms"})
+		g := startGateway(t, p.url, options{idempotency: "upstream_timeout 3s"})
 		req, err := http.NewRequest(http.MethodPost, g.url+"/v1/videos", strings.NewReader("x"))
 		if err != nil {
 			t.Fatal(err)
@@ -187,6 +190,7 @@ func TestUnavailableResult(t *testing.T) {
 }
 
 func TestEmptyAnswer(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, answerWith(204, map[string]string{"Location": "/v1/videos/1"}, ""))
 	g := startGateway(t, p.url, options{})
 	g.send(t, request{key: "k", body: "x"})
@@ -198,6 +202,7 @@ func TestEmptyAnswer(t *testing.T) {
 }
 
 func TestInterimAnswersAndTrailers(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, func(w http.ResponseWriter, _ *http.Request, _ int, accept func() string) {
 		w.Header().Set("Link", "</style>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)

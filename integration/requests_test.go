@@ -14,6 +14,7 @@ import (
 
 // A8: a refusal inside a 200.
 func TestAcceptIf(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name    string
 		option  string
@@ -31,6 +32,7 @@ func TestAcceptIf(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, answerWith(200, map[string]string{"Content-Type": "application/json", "X-Trace": "1"}, test.answer))
 			g := startGateway(t, p.url, options{idempotency: test.option})
 			first := g.send(t, request{key: "k", body: "x"})
@@ -62,6 +64,7 @@ func TestAcceptIf(t *testing.T) {
 
 // An application that has an id for each job, and no key header.
 func TestKeyFrom(t *testing.T) {
+	t.Parallel()
 	const namespace = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{idempotency: "key_from " + namespace + " video:{http.request.header.X-Record}:{http.request.uri.query.part}"})
@@ -118,6 +121,7 @@ func TestKeyFrom(t *testing.T) {
 }
 
 func TestUpstreamKey(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		option       string
 		with, wanted string // the key that the provider gets with a body, and without
@@ -130,6 +134,7 @@ func TestUpstreamKey(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.option, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, nil)
 			g := startGateway(t, p.url, options{idempotency: test.option})
 			own := http.Header{"X-Key": {"k"}, "X-Idempotency-Key": {"other"}}
@@ -157,6 +162,7 @@ func TestUpstreamKey(t *testing.T) {
 
 // Requests that are no whole requests: an answer, and nothing is sent.
 func TestBrokenRequests(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{idempotency: "max_request_body 2MiB"})
 	start := "POST /v1/videos HTTP/1.1\r\nHost: " + g.host() + "\r\nIdempotency-Key: k\r\n"
@@ -202,6 +208,7 @@ func TestBrokenRequests(t *testing.T) {
 // A caller that waits for 100 Continue is told to go on; trailers of a request
 // reach the provider.
 func TestExpectAndTrailers(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	conn := dial(t, g)
@@ -297,6 +304,7 @@ func resident(t testing.TB, g *gateway) int {
 
 // A body that is not there any more is not sent as an empty one.
 func TestBodyTakenBefore(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{before: "tracing\nvars taken {http.request.body}", env: []string{"OTEL_TRACES_EXPORTER=none"}})
 	for range 2 {

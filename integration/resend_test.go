@@ -14,6 +14,7 @@ import (
 // A13: as A1, with an https provider and with header_up on the proxy, which
 // both copy the header anew.
 func TestBodylessSubmitIsSentOnceInOtherWays(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		tls   bool
 		proxy string
@@ -71,6 +72,7 @@ func hangUpAny(w http.ResponseWriter, _ *http.Request, _ int, accept func() stri
 // sent once. Go's own HTTP/2 transport sends it again for ever; the one that
 // Caddy uses does not, and this test keeps it so.
 func TestHTTP2ProtocolError(t *testing.T) {
+	t.Parallel()
 	for name, code := range map[string]http2.ErrCode{"PROTOCOL_ERROR": http2.ErrCodeProtocol, "INTERNAL_ERROR": http2.ErrCodeInternal} {
 		t.Run(name, func(t *testing.T) {
 			var submits atomic.Int32

@@ -12,6 +12,7 @@ import (
 // An error page in the place of the provider's answer proves nothing: what the
 // provider itself said decides.
 func TestRewrittenAnswers(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name     string
 		provider int
@@ -32,6 +33,7 @@ func TestRewrittenAnswers(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, answerWith(test.provider, nil, "from the provider"))
 			g := startGateway(t, p.url, options{
 				instead: fmt.Sprintf("route {\n%s\nreverse_proxy %s {\n%s\n}\n}", test.site, p.url, test.proxy),
@@ -58,10 +60,12 @@ func TestRewrittenAnswers(t *testing.T) {
 // if nothing can have reached it is the key free. The Caddyfile has no error
 // routes behind the handler, JSON has.
 func TestErrorRoutesOfSubroute(t *testing.T) {
+	t.Parallel()
 	broken := func(http.ResponseWriter, *http.Request, int, func() string) { panic(http.ErrAbortHandler) }
 	for _, status := range []int{503, 404, 200} {
 		for _, body := range []string{"", "x"} {
 			t.Run(fmt.Sprintf("%d for a body of %d bytes", status, len(body)), func(t *testing.T) {
+				t.Parallel()
 				p := startProvider(t, broken)
 				g := startGateway(t, p.url, options{instead: "route {\nreverse_proxy " + p.url + "\n}"})
 				g.addErrorRoute(t, status)
@@ -79,6 +83,7 @@ func TestErrorRoutesOfSubroute(t *testing.T) {
 	}
 	for _, status := range []int{503, 200} {
 		t.Run(fmt.Sprintf("%d for no connection", status), func(t *testing.T) {
+			t.Parallel()
 			upstream := freeAddress(t)
 			g := startGateway(t, upstream, options{instead: "route {\nreverse_proxy " + upstream + "\n}"})
 			g.addErrorRoute(t, status)
@@ -128,11 +133,13 @@ func (g *gateway) addErrorRoute(t testing.TB, status int) {
 	if got := g.ask(t, http.MethodPost, "/load", string(text)); got.status != http.StatusOK {
 		t.Fatalf("load: %v", got)
 	}
+	g.awaitOneListener(t)
 }
 
 // Caddy's error routes never see a request with a key: they might pass it on
 // to another provider, without protection.
 func TestHandleErrors(t *testing.T) {
+	t.Parallel()
 	backup := startProvider(t, nil)
 	g := startGateway(t, freeAddress(t), options{before: fmt.Sprintf("handle_errors {\nreverse_proxy %s\n}", backup.url)})
 	for _, r := range []request{{key: "k"}, {key: "l", body: "x"}, {key: "m", body: "x", chunked: true}} {
@@ -163,6 +170,7 @@ func TestHandleErrors(t *testing.T) {
 // Of two handlers that a request passes the first one acts, and the other passes
 // the submit on.
 func TestHandlerBehindHandler(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{
 		before: "header >X-Outcome {http.idempotency.outcome}\nidempotency /v1/* {\nlease 10s\n}",
@@ -181,6 +189,7 @@ func TestHandlerBehindHandler(t *testing.T) {
 // A replay that cannot be written is no reason to ask another provider: what a
 // handler put in the place of the answer may be a status that has no body.
 func TestReplayAndErrorRoutes(t *testing.T) {
+	t.Parallel()
 	backup := startProvider(t, nil)
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{
@@ -198,6 +207,7 @@ func TestReplayAndErrorRoutes(t *testing.T) {
 
 // A submit is not upgraded: it is answered.
 func TestSubmitIsNotUpgraded(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	got := rawRequest(t, g, "POST /v1/videos HTTP/1.1\r\nHost: "+strings.TrimPrefix(g.url, "http://")+

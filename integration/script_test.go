@@ -17,8 +17,9 @@ import (
 
 // TestCommands runs the scripts of testdata/script, each beside a gateway of
 // its own, whose admin endpoint is $ADMIN and whose configuration is
-// $CADDYFILE, a provider, and two servers that know nothing of the gateway,
-// $STRANGER and $STRANGER_JSON. Besides the commands of testscript there are
+// $CADDYFILE, a provider, two servers that know nothing of the gateway,
+// $STRANGER and $STRANGER_JSON, and $NOBODY, where nobody listens. Besides the
+// commands of testscript there are
 //
 //	unknown <key> <variable>
 //		a submit whose outcome is not known; the variable is its record's id
@@ -31,6 +32,7 @@ import (
 //	submits <n>
 //		how many submits the provider must have received
 func TestCommands(t *testing.T) {
+	t.Parallel()
 	type world struct {
 		*gateway
 		*provider
@@ -47,6 +49,7 @@ func TestCommands(t *testing.T) {
 			env.Setenv("STRANGER", startStranger(tb, "404 page not found"))
 			env.Setenv("STRANGER_JSON", startStranger(tb, `{"error":"no such route"}`))
 			env.Setenv("CADDYFILE", g.caddyfile)
+			env.Setenv("NOBODY", freeAddress(tb))
 			bin := filepath.Join(env.WorkDir, ".bin")
 			env.Setenv("PATH", bin+string(os.PathListSeparator)+env.Getenv("PATH"))
 			env.Setenv("HOME", env.WorkDir)
@@ -126,6 +129,7 @@ func startStranger(t testing.TB, body string) string {
 
 // The admin endpoint may be a unix socket.
 func TestCommandOverUnixSocket(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	// The path of a socket has to be short.
 	dir, err := os.MkdirTemp("", "")

@@ -332,6 +332,7 @@ var sdkSituations = []struct {
 }
 
 func TestSDK(t *testing.T) {
+	t.Parallel()
 	for _, c := range sdkCalls {
 		t.Run(c.sdk+"/"+c.call, func(t *testing.T) {
 			t.Parallel()
@@ -457,10 +458,10 @@ func sdkTimeout(format string, meanwhile func(sdkCall) sdkResult) func(*testing.
 		o.MaxRetries = 2 // after the time-out, and after the 409
 		if c.timedOut != (sdkResult{}) {
 			timeout := o
-			timeout.Timeout = 1000
+			timeout.Timeout = 3000
 			app.call(t, timeout).want(t, "timed out", c.timedOut)
 		} else {
-			o.Timeout = 1000
+			o.Timeout = 3000
 		}
 		later := app.callLater(o)
 		g.awaitLog(t, `"idempotency_outcome":"in_progress"`)
@@ -476,6 +477,7 @@ func sdkTimeout(format string, meanwhile func(sdkCall) sdkResult) func(*testing.
 
 // An answer that breaks off is like none.
 func TestSDKBrokenBody(t *testing.T) {
+	t.Parallel()
 	app := startApplication(t, "openai")
 	for _, c := range sdkCalls {
 		if c.sdk != "openai" {
@@ -491,6 +493,7 @@ func TestSDKBrokenBody(t *testing.T) {
 // Without a key the SDK repeats the same 500, and each try is a submit: what
 // stops it elsewhere is the gateway.
 func TestSDKWithoutKey(t *testing.T) {
+	t.Parallel()
 	app := startApplication(t, "openai")
 	for _, c := range sdkCalls {
 		if c.sdk != "openai" {
@@ -510,6 +513,7 @@ func TestSDKWithoutKey(t *testing.T) {
 
 // The option idempotencyKey sends nothing: it is no protection.
 func TestSDKIdempotencyKeyOption(t *testing.T) {
+	t.Parallel()
 	for _, c := range sdkCalls {
 		switch c.sdk {
 		case "openai", "runway", "lumaai":
@@ -517,6 +521,7 @@ func TestSDKIdempotencyKeyOption(t *testing.T) {
 			continue // it has no such option
 		}
 		t.Run(c.sdk+"/"+c.call, func(t *testing.T) {
+			t.Parallel()
 			c.call += "ByOption"
 			app := startApplication(t, c.sdk)
 			p := c.startProvider(t, nil)
@@ -538,6 +543,7 @@ func TestSDKIdempotencyKeyOption(t *testing.T) {
 // An SDK that uploads a file as part of a call does it for each call, and the
 // request is another one then: it is no second submit, and no replay.
 func TestSDKUploadsAnew(t *testing.T) {
+	t.Parallel()
 	c := sdkCallOf("replicate")
 	c.call += "OfFile"
 	app := startApplication(t, c.sdk)
@@ -564,6 +570,7 @@ func TestSDKUploadsAnew(t *testing.T) {
 // What README.md shows of each SDK is in the calls that are tested here, and
 // the versions are those that are installed.
 func TestSDKReadme(t *testing.T) {
+	t.Parallel()
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -621,6 +628,7 @@ func unindented(text string) string {
 // The AI SDK makes a key for each start of a video: its own repetitions are one
 // job, and another call is another.
 func TestSDKKeyOfItsOwn(t *testing.T) {
+	t.Parallel()
 	c := sdkCallOf("ai")
 	c.call += "ByItself"
 	app := startApplication(t, c.sdk)

@@ -18,6 +18,7 @@ import (
 // response: not its log at the most verbose level, not the names of keys in
 // the store, not an error's text, not a metric and not a span.
 func TestSecrets(t *testing.T) {
+	t.Parallel()
 	const keyMark, authMark, bodyMark, answerMark, passwordMark = "mark-key", "mark-auth", "mark-body", "mark-answer", "mark-password"
 	marks := []string{keyMark, authMark, bodyMark, answerMark, passwordMark}
 	redis := redistest.Start(t, "--requirepass", passwordMark)
@@ -113,6 +114,7 @@ func snippet(t *testing.T, document string) string {
 // reverse_proxy's warnings and in what it logs with debug, as JSON and for the
 // console.
 func TestLogFilter(t *testing.T) {
+	t.Parallel()
 	readme := snippet(t, "../README.md")
 	for name, filter := range map[string]string{
 		"README":            readme,
@@ -120,6 +122,7 @@ func TestLogFilter(t *testing.T) {
 		"Caddyfile.example": snippet(t, "../Caddyfile.example"),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			filter = "log {\n" + filter + "\n}"
 			secret := request{key: "mark-key", body: "x", header: http.Header{
 				"X-Api-Key": {"mark-api-key"}, "X-Idempotency-Key": {"mark-other-key"},
@@ -159,6 +162,7 @@ func TestLogFilter(t *testing.T) {
 
 // A request body leaves no file behind, in whatever way its request ends.
 func TestTemporaryFiles(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	large := strings.Repeat("x", 4<<20)

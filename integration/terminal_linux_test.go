@@ -13,6 +13,7 @@ import (
 
 // On a terminal find asks for what is secret, and does not show what is typed.
 func TestFindOnTerminal(t *testing.T) {
+	t.Parallel()
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{})
 	id := leaveUnknown(t, g, p, submitUnknown)

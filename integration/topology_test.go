@@ -146,6 +146,7 @@ var deployments = []struct {
 // C9: the primary dies or stands still under load, and its replicas did not have
 // what it took last. What it took last was not sent either.
 func TestFailover(t *testing.T) {
+	t.Parallel()
 	for _, test := range deployments {
 		t.Run(test.name+" killed", func(t *testing.T) {
 			t.Parallel()
@@ -165,9 +166,7 @@ func testFailover(t *testing.T, d deployment, end, begin func(*redistest.Server,
 	l := startSteadyLoad(t, a, b)
 	l.awaitAccepted(t, "jobs before the failover", 50)
 
-	for _, replica := range d.replicas {
-		replica.CutFrom(t, d.primary)
-	}
+	redistest.CutOff(t, d.primary, d.replicas...)
 	// Claims that only the primary has.
 	from := l.busy.Load()
 	await(t, "claims that no replica confirms", func() bool { return l.busy.Load() >= from+10 })
@@ -193,6 +192,7 @@ func testFailover(t *testing.T, d deployment, end, begin func(*redistest.Server,
 // C5: SCRIPT FLUSH in a loop, a failover that is asked for, and slots that move
 // are not noticed.
 func TestClusterChangesUnnoticed(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t)
 	ctx := context.Background()
 	p := startProvider(t, nil)
@@ -235,6 +235,7 @@ func TestClusterChangesUnnoticed(t *testing.T) {
 
 // C8: without its replica a claim is not sent, and its key is free afterwards.
 func TestReplicaDoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	primary := redistest.Start(t)
 	replica := redistest.StartReplica(t, primary)
 	p := startProvider(t, nil)
@@ -263,11 +264,13 @@ func TestReplicaDoesNotAnswer(t *testing.T) {
 // C7: what may lose records is a warning that names the setting, on start
 // already, and 503 with strict.
 func TestUnsafeServer(t *testing.T) {
+	t.Parallel()
 	for setting, args := range map[string][]string{
 		"maxmemory-policy": {"--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"},
 		"appendonly":       {"--appendonly", "no"},
 	} {
 		t.Run(setting, func(t *testing.T) {
+			t.Parallel()
 			redis := redistest.Start(t, args...)
 			p := startProvider(t, nil)
 			lax := startGateway(t, p.url, options{store: "redis " + redis.Address})
@@ -304,6 +307,7 @@ func TestUnsafeServer(t *testing.T) {
 // Bad input: the log says what is wrong, keyed submits get 503, nothing is sent
 // and no password is shown.
 func TestUnusableServer(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, "--requirepass", "right-word")
 	plain := redistest.Start(t)
 	replica := redistest.StartReplica(t, plain)
@@ -311,15 +315,17 @@ func TestUnusableServer(t *testing.T) {
 	sentinels := redistest.StartSentinels(t)
 	certificates := redistest.NewCertificates(t)
 	secure := redistest.StartTLS(t, certificates)
+	const slow = " {\ntimeout 10s\n}" // on a busy machine a handshake takes its time
 	for _, test := range []struct{ name, store, want string }{
-		{"wrong password", "redis " + server.Address + " {\npassword wrong-word\n}", "WRONGPASS"},
-		{"unknown authority", "redis rediss://" + secure.Address, "certificate signed by unknown authority"},
-		{"no client certificate", "redis " + secure.Address + " {\ntls {\nca " + certificates.CA + "\n}\n}", "client certificate"},
-		{"cluster", "redis " + cluster.Nodes[0].Address, "set the option cluster"},
-		{"unknown master", "redis " + strings.Join(sentinels.Addresses, " ") + " {\nsentinel nobody\n}", `no Sentinel knows a master named \"nobody\"`},
-		{"replica", "redis " + replica.Address, "read-only replica"},
+		{"wrong password", "redis " + server.Address + " {\ntimeout 10s\npassword wrong-word\n}", "WRONGPASS"},
+		{"unknown authority", "redis rediss://" + secure.Address + slow, "certificate signed by unknown authority"},
+		{"no client certificate", "redis " + secure.Address + " {\ntimeout 10s\ntls {\nca " + certificates.CA + "\n}\n}", "client certificate"},
+		{"cluster", "redis " + cluster.Nodes[0].Address + slow, "set the option cluster"},
+		{"unknown master", "redis " + strings.Join(sentinels.Addresses, " ") + " {\ntimeout 10s\nsentinel nobody\n}", `no Sentinel knows a master named \"nobody\"`},
+		{"replica", "redis " + replica.Address + slow, "read-only replica"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			p := startProvider(t, nil)
 			g := startGateway(t, p.url, options{store: test.store})
 			g.awaitLog(t, test.want) // before there is a submit
@@ -339,6 +345,7 @@ func TestUnusableServer(t *testing.T) {
 
 // TLS with a client certificate, from the Caddyfile.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	certificates := redistest.NewCertificates(t)
 	secure := redistest.StartTLS(t, certificates)
 	p := startProvider(t, nil)
@@ -354,10 +361,11 @@ func TestTLS(t *testing.T) {
 
 // Replicas 1 adds WAIT to the round trip of the claim, and nothing else.
 func TestReplicasRoundTrips(t *testing.T) {
+	t.Parallel()
 	primary := redistest.Start(t)
 	redistest.StartReplica(t, primary)
 	p := startProvider(t, nil)
-	g := startGateway(t, p.url, options{store: "redis " + primary.Address + " {\ntimeout 2s\nreplicas 1\n}"})
+	g := startGateway(t, p.url, options{store: "redis " + primary.Address + " {\ntimeout 10s\nreplicas 1\n}"})
 	await(t, "a claim that the replica confirms", func() bool {
 		return g.send(t, request{key: "warm", body: "x"}).status == 202
 	})
@@ -380,6 +388,7 @@ func TestReplicasRoundTrips(t *testing.T) {
 
 // The doctor shows what the gateway would warn of, and changes nothing.
 func TestDoctor(t *testing.T) {
+	t.Parallel()
 	sound := redistest.Start(t)
 	unsound := redistest.Start(t, "--appendonly", "no", "--requirepass", "right-word")
 	for _, test := range []struct {

@@ -111,6 +111,7 @@ func attributes(span *traces.Span) map[string]string {
 // Each step of a submit is a span under Caddy's own, with the outcome and the
 // record. The provider's spans belong under that of the forwarding.
 func TestTracing(t *testing.T) {
+	t.Parallel()
 	const claim, forward, complete = "idempotency.claim", "idempotency.forward", "idempotency.complete"
 	type step struct {
 		outcome string
@@ -208,6 +209,7 @@ func TestTracing(t *testing.T) {
 // A request that the caller's trace did not sample has no spans, and its
 // provider still learns the trace.
 func TestTracingNotSampled(t *testing.T) {
+	t.Parallel()
 	spans := startReceiver(t)
 	p := startProvider(t, nil)
 	g := startGateway(t, p.url, options{env: spans.env(), before: "tracing {\nspan gateway\n}"})

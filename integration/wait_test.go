@@ -15,11 +15,10 @@ import (
 // Duplicates are held and get the first's answer: on its gateway, where nothing
 // is read meanwhile, and on another.
 func TestWait(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
-	o := options{store: "redis " + redis.Address, idempotency: "in_progress wait 20s"}
+	p, hold := startHolding(t)
+	o := options{store: "redis " + redis.Address, idempotency: "in_progress wait 20s\nlease 1m"}
 	same, other := startGateway(t, p.url, o), startGateway(t, p.url, o)
 	r := request{key: "k", body: "x"}
 	first := same.sendLater(t, r)
@@ -32,7 +31,7 @@ func TestWait(t *testing.T) {
 	}
 	awaitWaiting(t, same, duplicates)
 	reads := scriptsThatOnlyRead(t, redis)
-	// The lease of the first is a third over before anything is asked of Redis.
+	// A third of the lease goes by before anything is asked of Redis.
 	quiet := time.Now().Add(500 * time.Millisecond)
 	await(t, "half a second", func() bool { return time.Now().After(quiet) })
 	if n := scriptsThatOnlyRead(t, redis) - reads; n != 0 {
@@ -59,6 +58,7 @@ func TestWait(t *testing.T) {
 // When the first is refused one of those who wait submits, and the others go on
 // waiting.
 func TestWaitForRefused(t *testing.T) {
+	t.Parallel()
 	for _, store := range stores {
 		t.Run(store.name, func(t *testing.T) {
 			refuse, accept := newGate(), newGate()
@@ -107,6 +107,7 @@ func TestWaitForRefused(t *testing.T) {
 
 // When the outcome of the first is unknown, all who wait are told so.
 func TestWaitForUnknown(t *testing.T) {
+	t.Parallel()
 	hangs := newGate()
 	p := startProvider(t, nil)
 	p.now(func(w http.ResponseWriter, r *http.Request, n int, accept func() string) {
@@ -135,9 +136,8 @@ func TestWaitForUnknown(t *testing.T) {
 // A gateway that dies while others wait for its answer leaves them with
 // "unknown" when its lease is over.
 func TestWaitForTheDead(t *testing.T) {
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	t.Parallel()
+	p, _ := startHolding(t)
 	o := options{store: "redis " + redistest.Start(t).Address, idempotency: "in_progress wait 20s\nlease 1s"}
 	dies, lives := startGateway(t, p.url, o), startGateway(t, p.url, o)
 	dies.sendLater(t, request{key: "k", body: "x"})
@@ -153,9 +153,8 @@ func TestWaitForTheDead(t *testing.T) {
 
 // Waiting ends with its time, and with the caller.
 func TestWaitEnds(t *testing.T) {
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	t.Parallel()
+	p, hold := startHolding(t)
 	g := startGateway(t, p.url, options{idempotency: "in_progress wait 300ms"})
 	first := g.sendLater(t, request{key: "k", body: "x"})
 	p.awaitSubmits(t, 1)
@@ -212,10 +211,9 @@ func scriptsThatOnlyRead(t testing.TB, redis *redistest.Server) int {
 // A duplicate that has waited is known to be one: on_store_error forward does
 // not send it when the store fails afterwards.
 func TestWaitIsNotForwarded(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
-	hold := newGate()
-	p := startProvider(t, nil)
-	p.now(p.holdUntil(hold))
+	p, hold := startHolding(t)
 	g := startGateway(t, p.url, options{store: "redis " + redis.Address, idempotency: "in_progress wait 20s\non_store_error forward"})
 	r := request{key: "k", body: "x"}
 	first := g.sendLater(t, r)
