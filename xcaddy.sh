@@ -5,6 +5,10 @@
 #   ./xcaddy.sh run     build it if it is missing or older than the sources, and
 #                       run Caddyfile.example
 #   ./xcaddy.sh test    install what the tests need, and run them all
+#   ./xcaddy.sh test quick
+#                       run the tests to develop with, in less than a minute
+#   ./xcaddy.sh test nightly
+#                       run them all, and the random faults for ten minutes
 #   ./xcaddy.sh lint    run golangci-lint and govulncheck
 #   ./xcaddy.sh bench   install what the benchmark needs, and measure the gateway
 #                       against plain Caddy and two peers
@@ -29,6 +33,8 @@ caddy_version() {
 	go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2
 }
 
+caddy_tags=nobadger,nomysql,nopgx # as xcaddy
+
 # build OUTPUT: a Caddy binary with the module of this checkout. The made-up
 # version makes xcaddy take the checkout; without one it asks for published
 # versions.
@@ -38,6 +44,31 @@ build() {
 	version=$(caddy_version)
 	say "building $1: Caddy $version with $module"
 	go run "$xcaddy" build "$version" --output "$1" --with "$module@v0.0.0=$PWD"
+	has_module "$1"
+}
+
+# build_for_tests OUTPUT [FLAG...]: the same without xcaddy and without a
+# question to the network. The main package is not in the checkout.
+build_for_tests() {
+	local output=$1
+	shift
+	cat >"$output.go" <<-END
+		package main
+
+		import (
+			caddycmd "github.com/caddyserver/caddy/v2/cmd"
+			_ "github.com/caddyserver/caddy/v2/modules/standard"
+			_ "$module"
+		)
+
+		func main() { caddycmd.Main() }
+	END
+	echo "{\"Replace\": {\"$PWD/caddy-for-tests/main.go\": \"$output.go\"}}" >"$output.json"
+	go build -overlay "$output.json" -tags "$caddy_tags" -ldflags '-w -s' "$@" -o "$output" ./caddy-for-tests
+	has_module "$output"
+}
+
+has_module() {
 	local modules
 	modules=$("$1" list-modules) # whole: grep -q ends a pipe before its time
 	grep -qx 'http.handlers.idempotency' <<<"$modules" ||
@@ -48,6 +79,8 @@ is_current() {
 	[ -x ./caddy ] && [ -z "$(find . -newer ./caddy \( -name '*.go' -o -name '*.lua' -o -name go.mod -o -path './caddymodule/page/*' \) -not -path '*/node_modules/*' -print -quit)" ]
 }
 
+apt_updated=
+
 # install COMMAND PACKAGE...: with the platform's package manager.
 install() {
 	local command=$1
@@ -57,7 +90,9 @@ install() {
 	[ "$(id -u)" = 0 ] || sudo=(sudo)
 	say "installing $* for $command"
 	if command -v apt-get >/dev/null; then
-		"${sudo[@]}" apt-get update -qq >&2 && "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+		[ -n "$apt_updated" ] || "${sudo[@]}" apt-get update -qq >&2
+		apt_updated=1
+		"${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
 	elif command -v dnf >/dev/null; then
 		"${sudo[@]}" dnf install -y -q "$@" >&2
 	elif command -v apk >/dev/null; then
@@ -90,8 +125,101 @@ install_bench() {
 	if command -v apt-get >/dev/null; then install nginx nginx-light; else install nginx nginx; fi
 }
 
-run_tests() {
+# node_modules DIRECTORY: what its package-lock.json names.
+node_modules() {
+	local installed=$1/node_modules/.package-lock.json
+	if [ ! -e "$installed" ] || [ "$1/package-lock.json" -nt "$installed" ]; then
+		say "npm ci in $1"
+		(cd "$1" && npm ci --no-audit --no-fund --loglevel=error && touch node_modules/.package-lock.json) >&2
+	fi
+}
+
+# start NAME COMMAND...: in the background and in a process group of its own.
+# $pid is its id. finish NAME PID: waits for it, shows what it wrote, and ends as
+# it did.
+start() {
+	local log=$work/$1
+	shift
+	set -m
+	"$@" >"$log" 2>&1 &
+	set +m
+	pid=$!
+	running="$running $pid"
+}
+
+finish() {
+	local ended=0
+	wait "$2" || ended=$?
+	[ ! -s "$work/$1" ] || { say "$1:"; cat "$work/$1" >&2; }
+	[ "$ended" = 0 ] || say "$1 failed"
+	return "$ended"
+}
+
+end_tests() {
+	local pid
+	for pid in $running; do kill -- "-$pid" 2>/dev/null || true; done
+	rm -rf "$work"
+}
+
+check_format() {
+	local unformatted
+	unformatted=$(git ls-files '*.go' | xargs gofmt -l)
+	[ -z "$unformatted" ] || fail "gofmt would change: $unformatted"
+}
+
+# Vet and what runs without the race detector compile what xcaddy compiles.
+vet() { CGO_ENABLED=0 go vet ./... && (cd integration/bench && CGO_ENABLED=0 go vet ./...); }
+
+prepare_tests() {
 	need_go
+	work=$(mktemp -d) # not local: the trap runs after the function
+	running=
+	trap end_tests EXIT
+	export GOFLAGS="${GOFLAGS:-} -trimpath"
+	check_format
+}
+
+unit_packages() { go list ./... | grep -v '/integration$'; }
+
+# Most tests of the whole wait most of the time.
+parallel=16
+
+# One goroutine works on many megabytes: the race detector costs much and can
+# find nothing.
+large='^Test(HugeJSON|FingerprintOfLargeBody)$'
+
+# What takes long among the packages: many servers, many megabytes, long runs.
+slow="$large|^Test(LeastPrivilege|SlotMoves|FrozenReplica|ThousandAttempts|BadInput|WaitersUnderStress|Allocations)\$|"
+slow+='^TestStore$/^(Sentinel|Cluster|TLS)$|^TestStore$/^Model$|^TestStore$/^Standalone$/^(Model|Linearizable)$'
+
+# Tests of the whole that are quick and need nothing but Redis.
+quick='^Test(FirstSubmitAndReplay|Reuse|Scopes|InvalidKeys|Refusals|LargeRefusal|UnknownOutcomes|NextUpstream|CallerHangsUp|RaceOverTwoGateways|'
+quick+='StoreStatus|RepeatOrReuse|Bypass|Placeholders|TemporaryFiles|MetricsOfEachOutcome|OperatorCompletes|OperatorReleases|Commands|'
+quick+='RedisComesLater|UnreadableRecord|StopDuringAttempt|WaitForRefused|RotationOverTwoGateways|TLS|Example)$'
+
+run_quick_tests() {
+	prepare_tests
+	install redis-server "$(redis_package)"
+	export CGO_ENABLED=0
+	start "go vet" go vet ./...
+	local vet=$pid
+	start "building caddy" build_for_tests "$work/caddy"
+	local caddy=$pid failed=
+	# shellcheck disable=SC2046 # one word per package
+	go test -short -skip "$slow" "$@" $(unit_packages) || failed=1
+	finish "go vet" "$vet" || failed=1
+	finish "building caddy" "$caddy" || exit 1
+	IDEMPOTENCY_CADDY="$work/caddy" go test -parallel "$parallel" -run "$quick" "$@" ./integration || failed=1
+	[ -z "$failed" ] || fail "tests failed"
+}
+
+run_tests() {
+	local nightly=()
+	if [ "${1:-}" = nightly ]; then
+		shift
+		nightly=(-random.for 10m)
+	fi
+	prepare_tests
 	# The race detector needs a C compiler.
 	if command -v apt-get >/dev/null; then install gcc gcc libc6-dev; else install gcc gcc; fi
 	install redis-server "$(redis_package)"
@@ -101,33 +229,37 @@ run_tests() {
 	install "$(browser)" chromium # shows the operators' page
 	[ "$(node -p 'Number(process.versions.node.split(".")[0]) >= 18')" = true ] ||
 		fail "Node.js $(node --version) is too old for the SDKs that the tests use: install Node.js 18 or later"
-	say "installing the SDKs that the tests use"
-	(cd integration/sdk && npm ci --no-audit --no-fund --loglevel=error) >&2
 	install_bench
-	say "installing the browser driver that the tests use"
-	(cd integration/page && npm ci --no-audit --no-fund --loglevel=error) >&2
 
-	# xcaddy builds so: what it has compiled need not be compiled again.
-	export GOFLAGS="${GOFLAGS:-} -trimpath"
-	local unformatted
-	unformatted=$(git ls-files '*.go' | xargs gofmt -l)
-	[ -z "$unformatted" ] || fail "gofmt would change: $unformatted"
-	say "go vet"
-	go vet ./...
-	(cd integration/bench && go vet ./...)
-
-	build ./caddy
+	local began=$SECONDS failed=
+	start "building caddy" build ./caddy
+	local caddy=$pid
+	start "the SDKs that the tests use" node_modules integration/sdk
+	local sdk=$pid
+	start "the browser driver that the tests use" node_modules integration/page
+	local page=$pid
 	# The tests run a binary with the race detector: it ends, and fails the
 	# test, if the gateway has a data race.
-	work=$(mktemp -d) # not local: the trap runs after the function
-	trap 'rm -rf "$work"' EXIT
-	XCADDY_RACE_DETECTOR=1 build "$work/caddy"
-	say "go test"
-	IDEMPOTENCY_CADDY="$work/caddy" go test -race -timeout 30m ./... "$@"
-	say "go test, of allocations, without the race detector"
-	go test -run Allocat ./idempotency ./caddymodule
-	say "go test, of the benchmark"
-	(cd integration/bench && IDEMPOTENCY_CADDY="$work/caddy" go test -timeout 10m ./...)
+	say "building the gateway with the race detector"
+	build_for_tests "$work/caddy" -race
+	start "go vet" vet
+	local vet=$pid
+	say "go test -race, of the packages ($((SECONDS - began)) s)"
+	# shellcheck disable=SC2046 # one word per package
+	go test -race -timeout 30m -skip "$large" "$@" $(unit_packages) || failed=1
+	finish "go vet" "$vet"
+	finish "the SDKs that the tests use" "$sdk"
+	finish "the browser driver that the tests use" "$page"
+	finish "building caddy" "$caddy"
+
+	say "go test, of the whole ($((SECONDS - began)) s)"
+	IDEMPOTENCY_CADDY="$work/caddy" CGO_ENABLED=0 go test -timeout 30m -parallel "$parallel" "$@" ./integration ${nightly[@]+"${nightly[@]}"} || failed=1
+	say "go test, of allocations and large bodies, without the race detector ($((SECONDS - began)) s)"
+	CGO_ENABLED=0 go test -run "Allocat|$large" ./idempotency ./caddymodule || failed=1
+	say "go test, of the benchmark ($((SECONDS - began)) s)"
+	(cd integration/bench && IDEMPOTENCY_CADDY="$work/caddy" CGO_ENABLED=0 go test -timeout 10m ./...) || failed=1
+	say "all that took $((SECONDS - began)) s"
+	[ -z "$failed" ] || fail "tests failed"
 }
 
 case ${1:-build} in
@@ -139,7 +271,12 @@ run)
 	;;
 test)
 	shift
-	run_tests "$@"
+	if [ "${1:-}" = quick ]; then
+		shift
+		run_quick_tests "$@"
+	else
+		run_tests "$@"
+	fi
 	;;
 lint)
 	need_go
