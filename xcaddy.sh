@@ -3,7 +3,8 @@
 #
 #   ./xcaddy.sh         build ./caddy from this checkout
 #   ./xcaddy.sh run     build it if it is missing or older than the sources, and
-#                       run Caddyfile.example
+#                       run Caddyfile.example; without PROVIDER_URL before a
+#                       sandbox provider, which takes the flags
 #   ./xcaddy.sh test    install what the tests need, and run them all
 #   ./xcaddy.sh test quick
 #                       run the tests to develop with, in less than a minute
@@ -265,9 +266,15 @@ run_tests() {
 case ${1:-build} in
 build) build ./caddy ;;
 run)
+	shift
 	is_current || build ./caddy
 	say "the gateway listens on http://localhost:8080; stop it with Ctrl-C"
-	exec ./caddy run --config Caddyfile.example --adapter caddyfile
+	if [ -n "${PROVIDER_URL:-}" ]; then
+		exec ./caddy run --config Caddyfile.example --adapter caddyfile
+	fi
+	./caddy idempotency sandbox "$@" &
+	trap 'kill %1 2>/dev/null || true' EXIT
+	./caddy run --config Caddyfile.example --adapter caddyfile
 	;;
 test)
 	shift

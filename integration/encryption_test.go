@@ -165,7 +165,7 @@ func TestEncryptedStore(t *testing.T) {
 	}
 }
 
-// Keys change by reloads, in the order of the README, and nothing is noticed.
+// Keys change by reloads, in the order of docs/security.md, and nothing is noticed.
 // Under a key that is gone a record is an error, and it is there when the key is
 // back.
 func TestRotateEncryptionKey(t *testing.T) {

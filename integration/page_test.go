@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
-var pageScreenshots = flag.String("page.screenshots", "", "directory to which TestOperatorPage writes the pictures for the README")
+var pageScreenshots = flag.String("page.screenshots", "", "directory to which TestOperatorPage writes the pictures of docs/operations.md")
 
 // The operator's page does its work in a real browser.
 func TestOperatorPage(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 )
 
 // sdkCall is a call of a real SDK that starts a job, and what an application
-// gets from it. README.md has the same in its section about SDKs.
+// gets from it. docs/clients.md has the same.
 type sdkCall struct {
 	sdk, call string // sdk/<sdk>.mjs and what it exports
 	path      string // of the submit
@@ -530,7 +530,7 @@ func TestSDKIdempotencyKeyOption(t *testing.T) {
 			app.call(t, c.order(g.url, "k")).want(t, "second call", sdkResult{ID: "job_2"})
 			p.want(t, 2)
 			if key := p.submit(0).key; key != "" {
-				t.Errorf("the option sends key %q; README and this test say that it sends none", key)
+				t.Errorf("the option sends key %q; docs/clients.md and this test say that it sends none", key)
 			}
 			strict := startGateway(t, p.url, c.options("require_key"))
 			got := app.call(t, c.order(strict.url, "k"))
@@ -567,11 +567,11 @@ func TestSDKUploadsAnew(t *testing.T) {
 	}
 }
 
-// What README.md shows of each SDK is in the calls that are tested here, and
+// What docs/clients.md shows of each SDK is in the calls that are tested here, and
 // the versions are those that are installed.
-func TestSDKReadme(t *testing.T) {
+func TestSDKDocumentation(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("../README.md")
+	document, err := os.ReadFile("../docs/clients.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -587,12 +587,12 @@ func TestSDKReadme(t *testing.T) {
 	}
 	for name, version := range installed.Dependencies {
 		row := regexp.MustCompile(`(?m)^\| .*` + regexp.QuoteMeta("`"+name+"`") + `.* ` + regexp.QuoteMeta(version) + `[ ,].*\|$`)
-		if !row.Match(readme) {
-			t.Errorf("README.md has no row for %s %s", name, version)
+		if !row.Match(document) {
+			t.Errorf("docs/clients.md has no row for %s %s", name, version)
 		}
 	}
 	shown := map[string]int{}
-	for _, block := range strings.Split(string(readme), "```js\n")[1:] {
+	for _, block := range strings.Split(string(document), "```js\n")[1:] {
 		block, _, _ = strings.Cut(block, "```")
 		found := false
 		for _, c := range sdkCalls {
@@ -612,7 +612,7 @@ func TestSDKReadme(t *testing.T) {
 	}
 	for _, c := range sdkCalls {
 		if shown[c.sdk] == 0 {
-			t.Errorf("README.md does not show a call of sdk/%s.mjs", c.sdk)
+			t.Errorf("docs/clients.md does not show a call of sdk/%s.mjs", c.sdk)
 		}
 	}
 }

@@ -109,17 +109,17 @@ func snippet(t *testing.T, document string) string {
 	return body
 }
 
-// The filter as README and Caddyfile.example show it keeps what Caddy itself
+// The filter as docs/security.md and Caddyfile.example show it keeps what Caddy itself
 // logs free of keys and API keys: in the access log, in the error log, in
 // reverse_proxy's warnings and in what it logs with debug, as JSON and for the
 // console.
 func TestLogFilter(t *testing.T) {
 	t.Parallel()
-	readme := snippet(t, "../README.md")
+	document := snippet(t, "../docs/security.md")
 	for name, filter := range map[string]string{
-		"README":            readme,
-		"README, JSON":      strings.Replace(readme, "format filter {", "format filter {\nwrap json", 1),
-		"Caddyfile.example": snippet(t, "../Caddyfile.example"),
+		"docs/security.md":       document,
+		"docs/security.md, JSON": strings.Replace(document, "format filter {", "format filter {\nwrap json", 1),
+		"Caddyfile.example":      snippet(t, "../Caddyfile.example"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

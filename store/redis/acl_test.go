@@ -13,16 +13,16 @@ import (
 	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
 )
 
-// aclLine returns the README's ACL line under a comment that begins so.
+// aclLine returns the ACL line of docs/redis.md under a comment that begins so.
 func aclLine(t *testing.T, comment string) []any {
 	t.Helper()
-	readme, err := os.ReadFile("../../README.md")
+	document, err := os.ReadFile("../../docs/redis.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := regexp.MustCompile(`(?m)^# ` + regexp.QuoteMeta(comment) + `.*\n(ACL SETUSER .*)$`).FindSubmatch(readme)
+	found := regexp.MustCompile(`(?m)^# ` + regexp.QuoteMeta(comment) + `.*\n(ACL SETUSER .*)$`).FindSubmatch(document)
 	if found == nil {
-		t.Fatalf("the README has no ACL line for %q", comment)
+		t.Fatalf("docs/redis.md has no ACL line for %q", comment)
 	}
 	var args []any
 	for _, word := range strings.Fields(string(found[1])) {
@@ -40,7 +40,7 @@ func setUser(t *testing.T, line []any, clients ...*goredis.Client) {
 	}
 }
 
-// C11: the README's users, and nothing more, can do everything. The suite runs
+// C11: the users of docs/redis.md, and nothing more, can do everything. The suite runs
 // under the default prefix, which is the only one that they may use.
 func TestLeastPrivilege(t *testing.T) {
 	t.Parallel()
