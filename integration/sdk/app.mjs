@@ -5,7 +5,7 @@
 //
 // An order is {"call", "gateway", "job": {"key", "prompt", "source"}, "timeout",
 // "maxRetries"}, the call one of those that <sdk>.mjs exports. These files show
-// how a key is set with each SDK, and README.md quotes them. Each also exports
+// how a key is set with each SDK, and docs/clients.md quotes them. Each also exports
 // heard: where an application finds what the gateway says about an error.
 import { createInterface } from 'node:readline';
 

@@ -19,7 +19,7 @@ var (
 var forgetScript = newScript("forget", allowOOM+recordLua+digestLua+forgetLua)
 
 // Forget implements idempotency.Store. Values that are no strings have one
-// digest in common: a script that may do no more than the README's user cannot
+// digest in common: a script that may do no more than the user of docs/redis.md cannot
 // tell them apart, and the gateway writes none.
 func (s *Store) Forget(ctx context.Context, id idempotency.RecordID, seen idempotency.Digest) (idempotency.Reply, error) {
 	return s.transition(ctx, forgetScript, id, idempotency.NewToken(), seen.String())
