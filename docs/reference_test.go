@@ -694,7 +694,7 @@ func TestLabelValues(t *testing.T) {
 	delete(code, "claimed") // of a span only
 	compare(t, "outcome", code, docs, operations+", section Outcomes")
 
-	metrics := strings.Join(read(t, operations).section(t, "Metrics"), "\n")
+	metrics := strings.Join(read(t, operations).section(t, "Metrics"), " ")
 	_, list, _ := strings.Cut(metrics, "`op` is one of ")
 	list, _, _ = strings.Cut(list, "All series")
 	compare(t, "operation", setOf(idempotency.Operations()...), setOf(spans(list)...), operations+", the sentence \"`op` is one of\"")
