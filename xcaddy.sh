@@ -227,6 +227,8 @@ run_tests() {
 	install node nodejs
 	install npm npm
 	install promtool prometheus # checks the alert rules
+	install curl curl # with the next one, what the documents show
+	install openssl openssl
 	install "$(browser)" chromium # shows the operators' page
 	[ "$(node -p 'Number(process.versions.node.split(".")[0]) >= 18')" = true ] ||
 		fail "Node.js $(node --version) is too old for the SDKs that the tests use: install Node.js 18 or later"
