@@ -794,6 +794,53 @@ func TestLogLines(t *testing.T) {
 	compare(t, "log line", code, docs, operations+", section Log lines")
 }
 
+// Every reason of an unknown outcome is in its table, and no other.
+func TestReasons(t *testing.T) {
+	code, docs := make(map[string]bool), make(map[string]bool)
+	reasons := func(dir string, of func(n ast.Node) []ast.Expr) {
+		_, files := source(t, dir)
+		for _, file := range files {
+			ast.Inspect(file, func(n ast.Node) bool {
+				for _, e := range of(n) {
+					if reason, _, found := text(e); found {
+						code[reason] = true
+					}
+				}
+				return true
+			})
+		}
+	}
+	// What unknownReason returns.
+	reasons("idempotency", func(n ast.Node) (results []ast.Expr) {
+		if f, ok := n.(*ast.FuncDecl); ok && f.Name.Name == "unknownReason" {
+			ast.Inspect(f.Body, func(n ast.Node) bool {
+				if r, ok := n.(*ast.ReturnStmt); ok {
+					results = append(results, r.Results...)
+				}
+				return true
+			})
+		}
+		return results
+	})
+	// What is assigned to a variable of that name.
+	reasons("caddymodule", func(n ast.Node) []ast.Expr {
+		a, ok := n.(*ast.AssignStmt)
+		if !ok || len(a.Lhs) != len(a.Rhs) {
+			return nil
+		}
+		for i, e := range a.Lhs {
+			if name, ok := e.(*ast.Ident); ok && name.Name == "reason" {
+				return a.Rhs[i : i+1]
+			}
+		}
+		return nil
+	})
+	for _, row := range rows(read(t, operations).section(t, "Reasons of an unknown outcome")) {
+		docs[spans(row[0])[0]] = true
+	}
+	compare(t, "reason", code, docs, operations+", section Reasons of an unknown outcome")
+}
+
 // Every alert of the rules is in its table with its severity, and no other.
 func TestAlerts(t *testing.T) {
 	rules, err := os.ReadFile("../contrib/prometheus/idempotency.rules.yml")
