@@ -31,11 +31,23 @@ func goList(t *testing.T, args ...string) string {
 }
 
 // TestForbiddenImports keeps the protocol free of Caddy and of drivers, so that
-// it can be read, tested and reused without them, and the stores free of
-// Caddy.
+// it can be read, tested and reused without them, the stores free of Caddy, and
+// the product free of what is there for tests.
 func TestForbiddenImports(t *testing.T) {
 	const caddy = "github.com/caddyserver/"
-	tests := []struct {
+	tests := map[string]string{
+		module + "/integration":           "tests are not imported",
+		module + "/store/storetest":       "tests are not imported",
+		module + "/store/redis/redistest": "tests are not imported",
+		"testing":                         "product code knows no tests",
+	}
+	apart := map[string]string{
+		caddy:                   "it can be read and used without Caddy",
+		module + "/idempotency": "it knows nothing of the gateway",
+		module + "/store":       "it knows nothing of the gateway",
+		module + "/caddymodule": "it knows nothing of the gateway",
+	}
+	rules := []struct {
 		packages  string
 		forbidden map[string]string // import path prefix -> reason
 	}{
@@ -52,16 +64,22 @@ func TestForbiddenImports(t *testing.T) {
 			module + "/caddymodule": "stores know no Caddy",
 			module + "/integration": "tests are not imported",
 		}},
+		{"./caddymodule", tests},
+		{".", tests},
+		{"./provider", apart},
+		{"./sandbox", apart},
 	}
-	for _, test := range tests {
+	for _, test := range rules {
 		t.Run(test.packages, func(t *testing.T) {
 			imports := strings.Fields(goList(t, "-deps", test.packages))
-			if !slices.Contains(imports, module+"/idempotency") {
+			if own := strings.TrimSuffix(strings.TrimPrefix(test.packages, "."), "/..."); !slices.ContainsFunc(imports, func(path string) bool {
+				return strings.HasPrefix(path, module+own)
+			}) {
 				t.Fatalf("go list does not list the package itself among %d", len(imports))
 			}
 			for _, path := range imports {
 				for prefix, reason := range test.forbidden {
-					if strings.HasPrefix(path, prefix) {
+					if path == prefix || strings.HasPrefix(path, strings.TrimSuffix(prefix, "/")+"/") {
 						t.Errorf("%s depends on %s: %s", test.packages, path, reason)
 					}
 				}
