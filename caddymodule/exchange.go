@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 const (
@@ -30,7 +31,7 @@ type exchange struct {
 	next caddyhttp.Handler
 
 	id      idempotency.RecordID
-	body    *idempotency.Body // once it has been read
+	body    *fingerprint.Body // once it has been read
 	outcome outcome           // once it has come to one
 	traced  bool              // its steps are spans
 }
@@ -68,8 +69,8 @@ func (e *exchange) read(key idempotency.Key) (f idempotency.Fingerprint, read bo
 
 	wasRead := e.r.ContentLength < 0 && bodyWasRead(e.r)
 	pending := e.fingerprinter.Start(e.r.Method, e.r.URL, e.r.Header)
-	e.body, err = idempotency.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, pending)
-	if errors.Is(err, idempotency.ErrBodyTooLarge) {
+	e.body, err = fingerprint.ReadBody(e.r.Body, e.r.ContentLength, e.maxRequestBody, bodyMemory, pending)
+	if errors.Is(err, fingerprint.ErrBodyTooLarge) {
 		return f, false, e.problem(idempotency.Problem{Code: idempotency.CodeBodyTooLarge,
 			Detail: fmt.Sprintf("The maximum is %d bytes.", e.maxRequestBody)})
 	}
@@ -184,7 +185,7 @@ func bodyError(err error) error {
 		return err
 	case errors.Is(err, http.ErrBodyReadAfterClose):
 		return caddyhttp.Error(http.StatusInternalServerError, errBodyTaken)
-	case errors.Is(err, idempotency.ErrBodyNotKept):
+	case errors.Is(err, fingerprint.ErrBodyNotKept):
 		return caddyhttp.Error(http.StatusInternalServerError, err)
 	default:
 		return caddyhttp.Error(http.StatusBadRequest, err)
@@ -435,7 +436,7 @@ func (e *exchange) note(o outcome) {
 
 // bodyMemory is what all request bodies together may take of a process's
 // memory.
-var bodyMemory = idempotency.NewBodyMemory(maxBodyMemory)
+var bodyMemory = fingerprint.NewBodyMemory(maxBodyMemory)
 
 const maxBodyMemory = 64 << 20
 

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 func init() {
@@ -145,7 +146,7 @@ type Handler struct {
 	// placeholder that nobody knows, none. Default: none.
 	Label string `json:"label,omitempty"`
 
-	fingerprinter   *idempotency.Fingerprinter
+	fingerprinter   *fingerprint.Fingerprinter
 	policy          idempotency.Policy
 	format          idempotency.ProblemFormat
 	upstreamTimeout time.Duration
@@ -312,16 +313,16 @@ func (h *Handler) configureFingerprint() error {
 			return err
 		}
 	}
-	config := idempotency.FingerprintConfig{Raw: h.Fingerprint == choiceRaw, Header: h.FingerprintHeader}
+	config := fingerprint.Config{Raw: h.Fingerprint == choiceRaw, Header: h.FingerprintHeader}
 	for _, text := range h.FingerprintIgnore {
-		pointer, err := idempotency.ParsePointer(text)
+		pointer, err := fingerprint.ParsePointer(text)
 		if err != nil {
 			return fmt.Errorf("fingerprint_ignore: %w", err)
 		}
 		config.Ignore = append(config.Ignore, pointer)
 	}
 	var err error
-	if h.fingerprinter, err = idempotency.NewFingerprinter(config); err != nil {
+	if h.fingerprinter, err = fingerprint.New(config); err != nil {
 		return fmt.Errorf("fingerprint_ignore: %w", err)
 	}
 	return nil
@@ -386,7 +387,7 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 		if h.AcceptIf.Pointer == "" && (h.AcceptIf.Value == nil || *h.AcceptIf.Value == "") {
 			return errors.New("accept_if: it needs a pointer")
 		}
-		pointer, err := idempotency.ParsePointer(h.AcceptIf.Pointer)
+		pointer, err := fingerprint.ParsePointer(h.AcceptIf.Pointer)
 		if err != nil {
 			return fmt.Errorf("accept_if: %w", err)
 		}
@@ -415,7 +416,7 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 		return fmt.Errorf("retention: it is %s, and may be %s at most", h.policy.Retention, maxRetention)
 	}
 	if h.JobID != "" {
-		if h.policy.JobID, err = idempotency.ParsePointer(h.JobID); err != nil {
+		if h.policy.JobID, err = fingerprint.ParsePointer(h.JobID); err != nil {
 			return fmt.Errorf("job_id: %w", err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 // recorder holds back the answer to a submit until its outcome is stored, and
@@ -51,7 +52,7 @@ type recorder struct {
 	replaced []string    // what was in initial, and is not in sent any more
 
 	body  bytes.Buffer      // what is held back
-	spool idempotency.Spool // what is held back after it
+	spool fingerprint.Spool // what is held back after it
 
 	asked     bool // onStream was called
 	concluded bool // and reported true

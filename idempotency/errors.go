@@ -6,13 +6,6 @@ import (
 )
 
 var (
-	// ErrBodyTooLarge means that a request body is over the maximum.
-	ErrBodyTooLarge = errors.New("request body is over the maximum")
-
-	// ErrBodyNotKept means that a body could not be written to its temporary
-	// file.
-	ErrBodyNotKept = errors.New("body cannot be kept")
-
 	// ErrNotApplied marks a store error after which it is certain that the
 	// operation was not done and never will be: the store could not be
 	// reached at all, or answered that it refuses. An error without it leaves

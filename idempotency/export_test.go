@@ -35,9 +35,3 @@ func Known(e *Engine) int {
 
 // MaxWithdrawals is how many claims wait to be taken back at most.
 const MaxWithdrawals = maxWithdrawals
-
-// Left returns how many bytes a budget still has.
-func (m *BodyMemory) Left() int64 { return m.left.Load() }
-
-// MaxBodyInMemory is how many bytes of one body are held in memory.
-const MaxBodyInMemory = maxBodyInMemory

@@ -4,8 +4,9 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base32"
-	"encoding/binary"
 	"strings"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 // RecordID names the record of one (namespace, scope, key): 32 characters
@@ -26,14 +27,14 @@ var recordIDEncoding = base32.NewEncoding(recordIDAlphabet).WithPadding(base32.N
 // its length, so that no part can be moved across a border: scope "ab" with
 // key "c" is another record than scope "a" with key "bc".
 func NewRecordID(namespace string, scope []string, key Key) RecordID {
-	f := make(fields, 0, 512)
-	f.add("record")
-	f.add(namespace)
-	f.count(len(scope))
+	f := make(fingerprint.Fields, 0, 512)
+	f.Add("record")
+	f.Add(namespace)
+	f.Count(len(scope))
 	for _, s := range scope {
-		f.add(s)
+		f.Add(s)
 	}
-	f.add(string(key))
+	f.Add(string(key))
 	sum := sha256.Sum256(f)
 	return RecordID(recordIDEncoding.EncodeToString(sum[:recordIDBytes]))
 }
@@ -58,14 +59,7 @@ func NewToken() Token {
 	return t
 }
 
-// fields are texts that are digested together. Each is prefixed by its length,
-// so that none can be moved across a border. The first names their kind, so that
-// two kinds over the same texts differ.
-type fields []byte
-
-func (f *fields) count(n int) { *f = binary.BigEndian.AppendUint64(*f, uint64(n)) }
-
-func (f *fields) add(s string) {
-	f.count(len(s))
-	*f = append(*f, s...)
-}
+// Fingerprint is a digest of everything in a request that changes the job: two
+// requests with one key must have one fingerprint, or the second has reused the
+// key.
+type Fingerprint = fingerprint.Digest

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 	"github.com/caddy-idempotency/caddy-idempotency/store/embedded"
 )
 
@@ -483,7 +484,7 @@ func TestJobID(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
-			pointer, err := idempotency.ParsePointer(test.pointer)
+			pointer, err := fingerprint.ParsePointer(test.pointer)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 // Policy is how one handler treats submits. The zero value of a field is not
@@ -35,8 +37,8 @@ type Policy struct {
 	// it is answered at once.
 	Wait time.Duration
 	// JobID is where the body of an acceptance has the job's id, which
-	// operators are shown. The zero Pointer stands for DefaultJobPointer.
-	JobID Pointer
+	// operators are shown. The zero pointer stands for DefaultJobPointer.
+	JobID fingerprint.Pointer
 	// Keyring encrypts records; nil leaves them readable.
 	Keyring *Keyring
 }
@@ -44,7 +46,7 @@ type Policy struct {
 // Condition holds for a JSON document whose value at Pointer is Value: its JSON
 // text as written, or the content of a string.
 type Condition struct {
-	Pointer Pointer
+	Pointer fingerprint.Pointer
 	Value   string
 	// AnyValue: every value but null will do, and Value does not count.
 	AnyValue bool
@@ -66,7 +68,7 @@ const (
 )
 
 func (c Condition) rule(document []byte) ruling {
-	value, found, twice := c.Pointer.find(document)
+	value, found, twice := c.Pointer.Resolve(document)
 	switch {
 	case twice:
 		return openTwice
@@ -101,9 +103,12 @@ func DefaultPolicy() Policy {
 		RefusedStatus: []StatusRange{{400, 499}, {503, 503}},
 		Retention:     24 * time.Hour,
 		Lease:         30 * time.Second,
-		JobID:         Pointer{DefaultJobPointer, []string{"id"}},
+		JobID:         defaultJobPointer,
 	}
 }
+
+// defaultJobPointer is DefaultJobPointer.
+var defaultJobPointer = fingerprint.MustPointer(DefaultJobPointer)
 
 // StatusRange is an inclusive range of HTTP statuses.
 type StatusRange struct{ First, Last int }
@@ -253,8 +258,8 @@ func (p Policy) BrokeOff(r Result) bool {
 		return false
 	}
 	coding := r.Header.Get("Content-Encoding")
-	t, _ := mediaType(r.Header)
-	return isJSON(t) && (coding == "" || strings.EqualFold(coding, "identity")) && !json.Valid(r.Body)
+	t, _ := fingerprint.MediaType(r.Header)
+	return fingerprint.IsJSON(t) && (coding == "" || strings.EqualFold(coding, "identity")) && !json.Valid(r.Body)
 }
 
 // doubted reports whether a refusal is about this try alone. A provider that
@@ -264,7 +269,7 @@ func (r Result) doubted() bool {
 	if r.Doubted || len(r.Header[HeaderError]) > 0 {
 		return true
 	}
-	value, found, twice := errorCode.find(r.Body)
+	value, found, twice := errorCode.Resolve(r.Body)
 	if !found {
 		return false
 	}
@@ -273,7 +278,7 @@ func (r Result) doubted() bool {
 }
 
 // errorCode is where the APIs that document CodeInProgress have it.
-var errorCode = Pointer{"/error/code", []string{"error", "code"}}
+var errorCode = fingerprint.MustPointer("/error/code")
 
 // NamesInProgress reads a refusal that is too long for Result.Body, for
 // Result.Doubted: whether it has CodeInProgress anywhere. It is not read as

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 // TestPolicy is the table of design section 5, from a result to the record and
@@ -394,4 +395,14 @@ func TestAcceptIfOfStream(t *testing.T) {
 		t.Errorf("ConcludeStream gave %d, %t; want accepted", c, concluded)
 	}
 	h.wantProblem(p, s, idempotency.CodeResultUnavailable)
+}
+
+// parsePointer parses a pointer that is one.
+func parsePointer(t testing.TB, text string) fingerprint.Pointer {
+	t.Helper()
+	pointer, err := fingerprint.ParsePointer(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pointer
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 // State is what a record says about its key. Absence is not a State: it is
@@ -236,7 +238,7 @@ const maxJobID = 255
 // jobID reads the job's id in the answer's body: when somebody looks, and not for
 // each submit.
 func (d Details) jobID() string {
-	pointer, err := ParsePointer(cmp.Or(d.JobPointer, DefaultJobPointer))
+	pointer, err := fingerprint.ParsePointer(cmp.Or(d.JobPointer, DefaultJobPointer))
 	if d.Answer == nil || err != nil {
 		return ""
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
 )
 
@@ -319,13 +320,13 @@ func TestRotationOverTwoGateways(t *testing.T) {
 // TestEncryptedStore.
 func guessedFingerprint(t *testing.T, body string) idempotency.Fingerprint {
 	t.Helper()
-	fingerprinter, err := idempotency.NewFingerprinter(idempotency.FingerprintConfig{})
+	fingerprinter, err := fingerprint.New(fingerprint.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	pending := fingerprinter.Start(http.MethodPost, &url.URL{Path: "/mark-path", RawQuery: "mark-query"},
 		http.Header{"Content-Type": {"application/json"}})
-	read, err := idempotency.ReadBody(strings.NewReader(body), -1, 1<<20, new(idempotency.BodyMemory), pending)
+	read, err := fingerprint.ReadBody(strings.NewReader(body), -1, 1<<20, new(fingerprint.BodyMemory), pending)
 	if err != nil {
 		t.Fatal(err)
 	}

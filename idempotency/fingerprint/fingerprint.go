@@ -1,4 +1,4 @@
-package idempotency
+package fingerprint
 
 import (
 	"crypto/sha256"
@@ -14,13 +14,13 @@ import (
 	"unicode/utf8"
 )
 
-// Fingerprint is a digest of everything in a request that changes the job:
+// Digest is a digest of everything in a request that changes the job:
 // two requests with one key must have one fingerprint, or the second has
 // reused the key.
-type Fingerprint [32]byte
+type Digest [32]byte
 
-// FingerprintConfig configures a Fingerprinter. The zero value is the default.
-type FingerprintConfig struct {
+// Config configures a Fingerprinter. The zero value is the default.
+type Config struct {
 	// Raw compares every body by its bytes.
 	Raw bool
 	// Ignore names what does not count in a body that is compared as JSON:
@@ -56,8 +56,8 @@ type Fingerprinter struct {
 	header []string
 }
 
-// NewFingerprinter returns a Fingerprinter. An error is about a pointer.
-func NewFingerprinter(config FingerprintConfig) (*Fingerprinter, error) {
+// New returns a Fingerprinter. An error is about a pointer.
+func New(config Config) (*Fingerprinter, error) {
 	f := &Fingerprinter{raw: config.Raw}
 	for _, pointer := range config.Ignore {
 		tokens := pointer.Tokens()
@@ -90,12 +90,12 @@ const (
 	formBody bodyKind = "form"
 )
 
-// PendingFingerprint is the fingerprint of a request whose body is still to
+// Pending is the fingerprint of a request whose body is still to
 // come.
-type PendingFingerprint struct {
+type Pending struct {
 	*Fingerprinter
 	// head is what takes part apart from the body.
-	head     fields
+	head     Fields
 	kind     bodyKind
 	boundary string    // of a formBody
 	raw      hash.Hash // of a rawBody
@@ -103,24 +103,24 @@ type PendingFingerprint struct {
 
 // Start starts the fingerprint of a request with the given method, URL and
 // header.
-func (f *Fingerprinter) Start(method string, u *url.URL, header http.Header) *PendingFingerprint {
-	p := &PendingFingerprint{Fingerprinter: f}
-	mediaType, parameters := mediaType(header)
+func (f *Fingerprinter) Start(method string, u *url.URL, header http.Header) *Pending {
+	p := &Pending{Fingerprinter: f}
+	mediaType, parameters := MediaType(header)
 	encoding := strings.ToLower(strings.Join(header.Values("Content-Encoding"), ","))
 
-	p.head = make(fields, 0, 256)
-	p.head.add(method)
-	p.head.add(u.EscapedPath())
-	p.head.add(u.RawQuery)
-	p.head.add(mediaType)
-	p.head.add(encoding)
-	p.head.count(len(f.header))
+	p.head = make(Fields, 0, 256)
+	p.head.Add(method)
+	p.head.Add(u.EscapedPath())
+	p.head.Add(u.RawQuery)
+	p.head.Add(mediaType)
+	p.head.Add(encoding)
+	p.head.Count(len(f.header))
 	for _, name := range f.header {
-		p.head.add(name)
+		p.head.Add(name)
 		values := header[name]
-		p.head.count(len(values))
+		p.head.Count(len(values))
 		for _, value := range values {
-			p.head.add(value)
+			p.head.Add(value)
 		}
 	}
 
@@ -129,7 +129,7 @@ func (f *Fingerprinter) Start(method string, u *url.URL, header http.Header) *Pe
 	case f.raw || encoding != "":
 	case mediaType == "multipart/form-data" && 0 < len(p.boundary) && len(p.boundary) <= maxBoundary:
 		p.kind = formBody
-	case isJSON(mediaType):
+	case IsJSON(mediaType):
 		p.kind = jsonBody
 	}
 	if p.kind == rawBody {
@@ -141,7 +141,7 @@ func (f *Fingerprinter) Start(method string, u *url.URL, header http.Header) *Pe
 // Write takes the next bytes of the body as they arrive, so that a body that
 // counts by its bytes need not be read a second time. It never returns an
 // error.
-func (p *PendingFingerprint) Write(b []byte) (int, error) {
+func (p *Pending) Write(b []byte) (int, error) {
 	if p.kind == rawBody {
 		return p.raw.Write(b)
 	}
@@ -150,7 +150,7 @@ func (p *PendingFingerprint) Write(b []byte) (int, error) {
 
 // SumBody returns the fingerprint of the request with the body, which was
 // written whole. The error is ErrBodyNotKept.
-func (p *PendingFingerprint) SumBody(body *Body) (Fingerprint, error) {
+func (p *Pending) SumBody(body *Body) (Digest, error) {
 	h := p.raw
 	var err error
 	switch p.kind {
@@ -162,35 +162,35 @@ func (p *PendingFingerprint) SumBody(body *Body) (Fingerprint, error) {
 		h = p.digest(formBody)
 		err = writeForm(h, body.window(), p.boundary)
 	}
-	if errors.Is(err, errNotByMeaning) {
+	if errors.Is(err, errNotSemantic) {
 		h = p.digest(rawBody)
 		if _, err = io.Copy(h, body.Reader()); err != nil {
 			err = fmt.Errorf("%w: %w", ErrBodyNotKept, err)
 		}
 	}
 	if err != nil {
-		return Fingerprint{}, fmt.Errorf("read request body again: %w", err)
+		return Digest{}, fmt.Errorf("read request body again: %w", err)
 	}
-	var fp Fingerprint
+	var fp Digest
 	h.Sum(fp[:0])
 	return fp, nil
 }
 
 // digest starts a digest of the request. What is compared of the body is its
 // last field and needs no length: nothing follows it.
-func (p *PendingFingerprint) digest(kind bodyKind) hash.Hash {
-	var first fields
-	first.add("fingerprint " + string(kind))
+func (p *Pending) digest(kind bodyKind) hash.Hash {
+	var first Fields
+	first.Add("fingerprint " + string(kind))
 	h := sha256.New()
 	_, _ = h.Write(first) // a hash.Hash never returns an error
 	_, _ = h.Write(p.head)
 	return h
 }
 
-// mediaType returns the type without parameters, in lower case. A value that
+// MediaType returns the type without parameters, in lower case. A value that
 // does not parse still counts, up to its first semicolon, and has no
 // parameters.
-func mediaType(header http.Header) (string, map[string]string) {
+func MediaType(header http.Header) (string, map[string]string) {
 	value := strings.Join(header.Values("Content-Type"), ",")
 	if value == "application/json" { // most are, and a map costs something
 		return value, nil
@@ -202,8 +202,8 @@ func mediaType(header http.Header) (string, map[string]string) {
 	return strings.ToLower(strings.TrimSpace(t)), nil
 }
 
-// isJSON reports whether a media type says that the body is JSON (RFC 6839
+// IsJSON reports whether a media type says that the body is JSON (RFC 6839
 // section 3.1 for the suffix).
-func isJSON(mediaType string) bool {
+func IsJSON(mediaType string) bool {
 	return mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")
 }

@@ -1,4 +1,4 @@
-package idempotency_test
+package fingerprint_test
 
 import (
 	"bytes"
@@ -15,12 +15,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
-func sumBody(t testing.TB, contentType, body string) idempotency.Fingerprint {
+func sumBody(t testing.TB, contentType, body string) fingerprint.Digest {
 	t.Helper()
-	return sum(t, idempotency.FingerprintConfig{}, "POST", &url.URL{Path: "/v1/videos"}, http.Header{"Content-Type": {contentType}}, strings.NewReader(body))
+	return sum(t, fingerprint.Config{}, "POST", &url.URL{Path: "/v1/videos"}, http.Header{"Content-Type": {contentType}}, strings.NewReader(body))
 }
 
 // part is one part of a form: its header as lines, and its content.
@@ -38,7 +38,7 @@ func form(boundary string, parts ...part) string {
 func TestMultipartFingerprint(t *testing.T) {
 	prompt := part{`Content-Disposition: form-data; name="prompt"`, "a lighthouse"}
 	image := part{"Content-Disposition: form-data; name=\"image\"; filename=\"a.png\"\r\nContent-Type: image/png", "\x89PNG\r\n\r\n--X\xff"}
-	sum := func(boundary string, parts ...part) idempotency.Fingerprint {
+	sum := func(boundary string, parts ...part) fingerprint.Digest {
 		return sumBody(t, "multipart/form-data; boundary="+boundary, form(boundary, parts...))
 	}
 	want := sum("one", prompt, image)
@@ -56,8 +56,8 @@ func TestMultipartFingerprint(t *testing.T) {
 		}
 	}
 
-	seen := map[idempotency.Fingerprint]string{want: "the form"}
-	for name, got := range map[string]idempotency.Fingerprint{
+	seen := map[fingerprint.Digest]string{want: "the form"}
+	for name, got := range map[string]fingerprint.Digest{
 		"content":            sum("one", part{prompt.header, "a lighthousE"}, image),
 		"content longer":     sum("one", part{prompt.header, "a lighthouse\r\n"}, image),
 		"last byte":          sum("one", prompt, part{image.header, image.content[:len(image.content)-1] + "\xfe"}),
@@ -128,7 +128,7 @@ func FuzzMultipartFingerprint(f *testing.F) {
 			return b.String(), true
 		}
 		const one, two = "boundary-one-1f9a", "boundary-two-77c0"
-		sum := func(boundary, body string) idempotency.Fingerprint {
+		sum := func(boundary, body string) fingerprint.Digest {
 			return sumBody(t, "multipart/form-data; boundary="+boundary, body)
 		}
 		a, okA := encode(one, first, second)
@@ -165,7 +165,7 @@ func parses(body, boundary string) bool {
 // What two parsers might divide in two ways counts by its bytes.
 func TestAmbiguousForms(t *testing.T) {
 	p := part{`Content-Disposition: form-data; name="a"`, "content"}
-	long := strings.Repeat("x", idempotency.MaxPartHeader)
+	long := strings.Repeat("x", fingerprint.MaxPartHeader)
 	for _, test := range []struct {
 		name     string
 		body     func(boundary string) string
@@ -239,11 +239,11 @@ func TestAmbiguousForms(t *testing.T) {
 
 // A delimiter may lie anywhere in the window.
 func TestFormThroughWindow(t *testing.T) {
-	const boundary, window = "boundary", idempotency.SmallestFormWindow
+	const boundary, window = "boundary", fingerprint.SmallestFormWindow
 	for size := window - 120; size < window+20; size++ {
 		body := []byte(form(boundary, part{"A: b", strings.Repeat("\r\n-", size/3) + "xxx"[:size%3]}, part{"C: d", "e"}))
-		want, ok := idempotency.DigestForm(body, boundary, 0)
-		if got, okMoved := idempotency.DigestForm(body, boundary, window); !ok || !okMoved || got != want {
+		want, ok := fingerprint.DigestForm(body, boundary, 0)
+		if got, okMoved := fingerprint.DigestForm(body, boundary, window); !ok || !okMoved || got != want {
 			t.Errorf("with %d bytes of content: in memory %t, through a window %t, equal %t", size, ok, okMoved, got == want)
 		}
 	}
@@ -251,7 +251,7 @@ func TestFormThroughWindow(t *testing.T) {
 
 // Two forms of dispositions that not all parsers read alike are two.
 func TestDispositions(t *testing.T) {
-	of := func(disposition string) idempotency.Fingerprint {
+	of := func(disposition string) fingerprint.Digest {
 		return sumBody(t, "multipart/form-data; boundary=b", form("b", part{"Content-Disposition: " + disposition, "x"}))
 	}
 	for _, pair := range [][2]string{
@@ -316,15 +316,15 @@ func FuzzFormBytes(f *testing.F) {
 		for range r.IntN(3) {
 			other = mutate(r, other)
 		}
-		digest, ok := idempotency.DigestForm(body, boundary, 0)
-		if moved, okMoved := idempotency.DigestForm(body, boundary, idempotency.SmallestFormWindow); moved != digest || okMoved != ok {
+		digest, ok := fingerprint.DigestForm(body, boundary, 0)
+		if moved, okMoved := fingerprint.DigestForm(body, boundary, fingerprint.SmallestFormWindow); moved != digest || okMoved != ok {
 			t.Error("through a window it counts as another form")
 		}
 		parts, parsed := partsOf(body, boundary)
 		if ok && !parsed && !bytes.ContainsAny(body, "\x00\x7f") {
 			t.Errorf("compared by parts that mime/multipart does not find: %q", body)
 		}
-		_, okOther := idempotency.DigestForm(other, boundary, 0)
+		_, okOther := fingerprint.DigestForm(other, boundary, 0)
 		partsOther, parsedOther := partsOf(other, boundary)
 		same := sumBody(t, contentType, string(body)) == sumBody(t, contentType, string(other))
 		want := bytes.Equal(body, other) || ok && okOther && parsed && parsedOther && parts == partsOther

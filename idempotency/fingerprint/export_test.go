@@ -1,4 +1,4 @@
-package idempotency
+package fingerprint
 
 import (
 	"bytes"
@@ -50,3 +50,9 @@ func digestThrough(body []byte, size int, write func(hash.Hash, window) error) (
 	h.Sum(digest[:0])
 	return digest, true
 }
+
+// Left returns how many bytes a budget still has.
+func (m *BodyMemory) Left() int64 { return m.left.Load() }
+
+// MaxBodyInMemory is how many bytes of one body are held in memory.
+const MaxBodyInMemory = maxBodyInMemory

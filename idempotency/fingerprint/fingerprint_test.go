@@ -1,4 +1,4 @@
-package idempotency_test
+package fingerprint_test
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 // request is what a fingerprint is taken of.
@@ -18,24 +18,24 @@ type request struct {
 	body        string
 }
 
-func (r request) fingerprint(t testing.TB) idempotency.Fingerprint {
+func (r request) fingerprint(t testing.TB) fingerprint.Digest {
 	t.Helper()
 	u, err := url.Parse(r.url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sum(t, idempotency.FingerprintConfig{}, r.method, u, r.header, strings.NewReader(r.body))
+	return sum(t, fingerprint.Config{}, r.method, u, r.header, strings.NewReader(r.body))
 }
 
 // sum returns the fingerprint of a request.
-func sum(t testing.TB, config idempotency.FingerprintConfig, method string, u *url.URL, header http.Header, r io.Reader) idempotency.Fingerprint {
+func sum(t testing.TB, config fingerprint.Config, method string, u *url.URL, header http.Header, r io.Reader) fingerprint.Digest {
 	t.Helper()
-	f, err := idempotency.NewFingerprinter(config)
+	f, err := fingerprint.New(config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pending := f.Start(method, u, header)
-	body, err := idempotency.ReadBody(r, -1, 1<<30, plenty(), pending)
+	body, err := fingerprint.ReadBody(r, -1, 1<<30, plenty(), pending)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestFingerprintsDiffer(t *testing.T) {
 		"seed":                {"POST", "/v1/jobs?a=1", header("Content-Type", "application/json"), `{"seed":9007199254740993}`},
 		"other seed":          {"POST", "/v1/jobs?a=1", header("Content-Type", "application/json"), `{"seed":9007199254740992}`},
 	}
-	seen := make(map[idempotency.Fingerprint]string)
+	seen := make(map[fingerprint.Digest]string)
 	for name, r := range all {
 		fp := r.fingerprint(t)
 		if other, taken := seen[fp]; taken {
@@ -153,8 +153,8 @@ func TestFingerprintOfLargeBody(t *testing.T) {
 		t.Run(contentType, func(t *testing.T) {
 			header := http.Header{"Content-Type": {contentType}}
 			body := bytes.Repeat([]byte("0123456789abcdef"), 8<<20/16)
-			of := func(r io.Reader) idempotency.Fingerprint {
-				return sum(t, idempotency.FingerprintConfig{}, "POST", &url.URL{Path: "/v1/jobs"}, header, r)
+			of := func(r io.Reader) fingerprint.Digest {
+				return sum(t, fingerprint.Config{}, "POST", &url.URL{Path: "/v1/jobs"}, header, r)
 			}
 			want := of(bytes.NewReader(body))
 			for _, size := range []int{1, 7, 4096, 1<<20 + 1} {
@@ -188,8 +188,8 @@ func FuzzFingerprinter(f *testing.F) {
 	f.Add("; charset=x", []byte{0}, uint(1))
 	f.Add("text/plain, text/html", []byte("\xff"), uint(1))
 	f.Fuzz(func(t *testing.T, contentType string, body []byte, split uint) {
-		sum := func(contentType string, chunks ...[]byte) idempotency.Fingerprint {
-			return sum(t, idempotency.FingerprintConfig{}, "POST", &url.URL{Path: "/"}, http.Header{"Content-Type": {contentType}}, pieces(chunks...))
+		sum := func(contentType string, chunks ...[]byte) fingerprint.Digest {
+			return sum(t, fingerprint.Config{}, "POST", &url.URL{Path: "/"}, http.Header{"Content-Type": {contentType}}, pieces(chunks...))
 		}
 		whole := sum(contentType, body)
 		at := min(split, uint(len(body)))

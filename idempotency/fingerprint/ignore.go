@@ -1,4 +1,4 @@
-package idempotency
+package fingerprint
 
 // pointerSet is a set of JSON pointers as a tree of their tokens. A nil set is
 // empty.

@@ -1,4 +1,4 @@
-package idempotency_test
+package fingerprint_test
 
 import (
 	"bytes"
@@ -18,10 +18,10 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
-	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
-func sumJSON(t testing.TB, config idempotency.FingerprintConfig, body string) idempotency.Fingerprint {
+func sumJSON(t testing.TB, config fingerprint.Config, body string) fingerprint.Digest {
 	t.Helper()
 	return sum(t, config, "POST", &url.URL{Path: "/v1/videos"}, http.Header{"Content-Type": {"application/json"}}, strings.NewReader(body))
 }
@@ -104,11 +104,11 @@ func TestJSONFingerprint(t *testing.T) {
 		{"closed otherwise", `[1,2}`, `[1, 2}`, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a, b := sumJSON(t, idempotency.FingerprintConfig{}, test.a), sumJSON(t, idempotency.FingerprintConfig{}, test.b)
+			a, b := sumJSON(t, fingerprint.Config{}, test.a), sumJSON(t, fingerprint.Config{}, test.b)
 			if (a == b) != test.same {
 				t.Errorf("one fingerprint: %t, want %t", a == b, test.same)
 			}
-			if raw := (idempotency.FingerprintConfig{Raw: true}); sumJSON(t, raw, test.a) == sumJSON(t, raw, test.b) {
+			if raw := (fingerprint.Config{Raw: true}); sumJSON(t, raw, test.a) == sumJSON(t, raw, test.b) {
 				t.Error("with Raw the bytes do not count")
 			}
 		})
@@ -118,7 +118,7 @@ func TestJSONFingerprint(t *testing.T) {
 // No body that is compared in one way agrees with one that is compared in
 // another.
 func TestKindsOfBodiesDiffer(t *testing.T) {
-	if sumJSON(t, idempotency.FingerprintConfig{}, `{"a":1}`) == sumJSON(t, idempotency.FingerprintConfig{Raw: true}, `{"a":1}`) {
+	if sumJSON(t, fingerprint.Config{}, `{"a":1}`) == sumJSON(t, fingerprint.Config{Raw: true}, `{"a":1}`) {
 		t.Error("bytes that are the form of a JSON text count as that text")
 	}
 }
@@ -143,8 +143,8 @@ func TestJSONMediaTypes(t *testing.T) {
 		}
 	}
 	encoded := http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {"gzip"}}
-	of := func(body string) idempotency.Fingerprint {
-		return sum(t, idempotency.FingerprintConfig{}, "POST", &url.URL{Path: "/"}, encoded, strings.NewReader(body))
+	of := func(body string) fingerprint.Digest {
+		return sum(t, fingerprint.Config{}, "POST", &url.URL{Path: "/"}, encoded, strings.NewReader(body))
 	}
 	if of(`[1]`) == of(`[ 1]`) {
 		t.Error("a body with a content encoding is taken for JSON")
@@ -191,28 +191,28 @@ func TestFingerprintIgnore(t *testing.T) {
 		{"a repeat", []string{"/a"}, `{"a":1,"b":2}`, `{"b":2,"a":1}`, true, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			config := idempotency.FingerprintConfig{Ignore: pointers(t, test.ignore...)}
+			config := fingerprint.Config{Ignore: pointers(t, test.ignore...)}
 			if same := sumJSON(t, config, test.a) == sumJSON(t, config, test.b); same != test.same {
 				t.Errorf("one fingerprint: %t, want %t", same, test.same)
 			}
-			none := idempotency.FingerprintConfig{}
+			none := fingerprint.Config{}
 			if another := sumJSON(t, none, test.a) != sumJSON(t, none, test.b); another != test.another {
 				t.Errorf("without pointers they differ: %t, want %t", another, test.another)
 			}
 		})
 	}
 	for text, reason := range map[string]string{"": "whole body", "/a/\xff": "UTF-8"} {
-		config := idempotency.FingerprintConfig{Ignore: pointers(t, "/fine", text)}
-		if _, err := idempotency.NewFingerprinter(config); err == nil || !strings.Contains(err.Error(), reason) {
+		config := fingerprint.Config{Ignore: pointers(t, "/fine", text)}
+		if _, err := fingerprint.New(config); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("pointer %q gave %v, want %q", text, err, reason)
 		}
 	}
 }
 
-func pointers(t testing.TB, texts ...string) (list []idempotency.Pointer) {
+func pointers(t testing.TB, texts ...string) (list []fingerprint.Pointer) {
 	t.Helper()
 	for _, text := range texts {
-		pointer, err := idempotency.ParsePointer(text)
+		pointer, err := fingerprint.ParsePointer(text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,15 +222,15 @@ func pointers(t testing.TB, texts ...string) (list []idempotency.Pointer) {
 }
 
 func TestFingerprintHeader(t *testing.T) {
-	of := func(names []string, header http.Header) idempotency.Fingerprint {
-		return sum(t, idempotency.FingerprintConfig{Header: names}, "POST", &url.URL{Path: "/"}, header, strings.NewReader("x"))
+	of := func(names []string, header http.Header) fingerprint.Digest {
+		return sum(t, fingerprint.Config{Header: names}, "POST", &url.URL{Path: "/"}, header, strings.NewReader("x"))
 	}
 	names := []string{"x-model", "X-Region"}
 	base := http.Header{"X-Model": {"a"}, "X-Region": {"b"}}
 	if of(names, base) != of([]string{"X-REGION", "X-Model", "x-region"}, http.Header{"X-Model": {"a"}, "X-Region": {"b"}, "X-Trace": {"c"}}) {
 		t.Error("the order or the case of the names counts, or a field that is not named")
 	}
-	seen := map[idempotency.Fingerprint]string{of(names, base): "the request"}
+	seen := map[fingerprint.Digest]string{of(names, base): "the request"}
 	for name, header := range map[string]http.Header{
 		"another value":     {"X-Model": {"c"}, "X-Region": {"b"}},
 		"no value":          {"X-Region": {"b"}},
@@ -277,11 +277,11 @@ func readTree(d *json.Decoder, depth int) (any, error) {
 	}
 	switch token := token.(type) {
 	case json.Number:
-		if len(token) > idempotency.MaxJSONNumber {
+		if len(token) > fingerprint.MaxJSONNumber {
 			return nil, errors.New("long number")
 		}
 	case json.Delim:
-		if depth == idempotency.MaxJSONDepth {
+		if depth == fingerprint.MaxJSONDepth {
 			return nil, errors.New("too deep")
 		}
 		var list []any
@@ -438,18 +438,18 @@ func agree(t *testing.T, a, b []byte) {
 	wantA, okA := meaning(a)
 	wantB, okB := meaning(b)
 	want := okA && okB && wantA == wantB || bytes.Equal(a, b)
-	got := sumJSON(t, idempotency.FingerprintConfig{}, string(a)) == sumJSON(t, idempotency.FingerprintConfig{}, string(b))
+	got := sumJSON(t, fingerprint.Config{}, string(a)) == sumJSON(t, fingerprint.Config{}, string(b))
 	if got != want {
 		t.Errorf("one fingerprint: %t, want %t, of %d and %d bytes:\n%.3000q\n%.3000q", got, want, len(a), len(b), a, b)
 	}
 	for _, text := range [][]byte{a, b} {
 		_, want := meaning(text)
-		whole, ok := idempotency.DigestJSON(text, 0)
+		whole, ok := fingerprint.DigestJSON(text, 0)
 		if ok != want {
 			t.Errorf("compared by meaning: %t, want %t: %.3000q", ok, want, text)
 		}
-		for _, size := range []int{idempotency.SmallestJSONWindow, idempotency.SmallestJSONWindow + 7} {
-			if moved, okMoved := idempotency.DigestJSON(text, size); moved != whole || okMoved != ok {
+		for _, size := range []int{fingerprint.SmallestJSONWindow, fingerprint.SmallestJSONWindow + 7} {
+			if moved, okMoved := fingerprint.DigestJSON(text, size); moved != whole || okMoved != ok {
 				t.Errorf("through a window of %d bytes it counts as another text: %.3000q", size, text)
 			}
 		}
@@ -616,13 +616,13 @@ func TestHugeJSON(t *testing.T) {
 		{"nested objects of many members", strings.Repeat(`{"a":1,"b":"`+strings.Repeat("x", 1000)+`","c":`, 1000), strings.Repeat(`}`, 1000), repeat(`1`, 1), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			of := func(space string) (fp idempotency.Fingerprint) {
-				f, err := idempotency.NewFingerprinter(idempotency.FingerprintConfig{})
+			of := func(space string) (fp fingerprint.Digest) {
+				f, err := fingerprint.New(fingerprint.Config{})
 				if err != nil {
 					t.Fatal(err)
 				}
 				pending := f.Start("POST", &url.URL{Path: "/"}, http.Header{"Content-Type": {"application/json"}})
-				body, err := idempotency.ReadBody(io.MultiReader(strings.NewReader(test.before), test.middle(), strings.NewReader(test.after+space)), -1, 1<<30, plenty(), pending)
+				body, err := fingerprint.ReadBody(io.MultiReader(strings.NewReader(test.before), test.middle(), strings.NewReader(test.after+space)), -1, 1<<30, plenty(), pending)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -678,8 +678,8 @@ func TestJSONOfFailingFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			failure := errors.New("injected: the disk is broken")
-			err := idempotency.JSONOfFailingFile([]byte(text), failure)
-			if !errors.Is(err, idempotency.ErrBodyNotKept) || !errors.Is(err, failure) {
+			err := fingerprint.JSONOfFailingFile([]byte(text), failure)
+			if !errors.Is(err, fingerprint.ErrBodyNotKept) || !errors.Is(err, failure) {
 				t.Errorf("the error is %v, want the file's as ErrBodyNotKept", err)
 			}
 		})

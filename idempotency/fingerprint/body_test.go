@@ -1,4 +1,4 @@
-package idempotency_test
+package fingerprint_test
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 // openFiles returns how many file descriptors the process has.
@@ -45,7 +45,7 @@ func emptyTempDir(t *testing.T) (check func()) {
 }
 
 // plenty is a budget that is no limit.
-func plenty() *idempotency.BodyMemory { return idempotency.NewBodyMemory(1 << 40) }
+func plenty() *fingerprint.BodyMemory { return fingerprint.NewBodyMemory(1 << 40) }
 
 func randomBytes(n int) []byte {
 	b := make([]byte, n)
@@ -54,7 +54,7 @@ func randomBytes(n int) []byte {
 }
 
 func TestReadBody(t *testing.T) {
-	const memory = idempotency.MaxBodyInMemory
+	const memory = fingerprint.MaxBodyInMemory
 	tests := []struct {
 		name      string
 		size      int
@@ -79,7 +79,7 @@ func TestReadBody(t *testing.T) {
 				before := openFiles(t)
 				content := randomBytes(test.size)
 				var tee bytes.Buffer
-				body, err := idempotency.ReadBody(iotest.HalfReader(bytes.NewReader(content)), length, test.maximum, plenty(), &tee)
+				body, err := fingerprint.ReadBody(iotest.HalfReader(bytes.NewReader(content)), length, test.maximum, plenty(), &tee)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -152,7 +152,7 @@ func TestReadBodyTooLarge(t *testing.T) {
 		{"declared, nothing allowed", endless{}, 1, 0, 0},
 		{"undeclared, in memory", endless{}, -1, 1000, 1001},
 		{"undeclared, nothing allowed", endless{}, -1, 0, 1},
-		{"undeclared, one byte over memory", endless{}, -1, idempotency.MaxBodyInMemory, idempotency.MaxBodyInMemory + 1},
+		{"undeclared, one byte over memory", endless{}, -1, fingerprint.MaxBodyInMemory, fingerprint.MaxBodyInMemory + 1},
 		{"undeclared, in a file", endless{}, -1, 3 << 20, 3<<20 + 1},
 		{"longer than declared", endless{}, 10, 1000, 1001},
 		{"longer than declared, in a file", endless{}, 2 << 20, 3 << 20, 3<<20 + 1},
@@ -162,8 +162,8 @@ func TestReadBodyTooLarge(t *testing.T) {
 			checkTempDir := emptyTempDir(t)
 			before := openFiles(t)
 			reader := &countingReader{Reader: test.body}
-			body, err := idempotency.ReadBody(reader, test.declared, test.maximum, plenty(), io.Discard)
-			if !errors.Is(err, idempotency.ErrBodyTooLarge) || body != nil {
+			body, err := fingerprint.ReadBody(reader, test.declared, test.maximum, plenty(), io.Discard)
+			if !errors.Is(err, fingerprint.ErrBodyTooLarge) || body != nil {
 				t.Fatalf("ReadBody gave body %t and error %v, want ErrBodyTooLarge", body != nil, err)
 			}
 			if reader.read > test.maxRead {
@@ -198,7 +198,7 @@ func TestReadBodyFails(t *testing.T) {
 		{"at once", breaksOff(0, io.ErrUnexpectedEOF), 10, io.Discard, io.ErrUnexpectedEOF},
 		{"in memory", breaksOff(10, io.ErrUnexpectedEOF), 1000, io.Discard, io.ErrUnexpectedEOF},
 		{"in a file", breaksOff(2<<20, io.ErrUnexpectedEOF), 3 << 20, io.Discard, io.ErrUnexpectedEOF},
-		{"on the border", breaksOff(idempotency.MaxBodyInMemory+1, broken), -1, io.Discard, broken},
+		{"on the border", breaksOff(fingerprint.MaxBodyInMemory+1, broken), -1, io.Discard, broken},
 		{"undeclared", breaksOff(2<<20, broken), -1, io.Discard, broken},
 		{"tee", bytes.NewReader(make([]byte, 10)), -1, failingWriter{broken}, broken},
 	}
@@ -206,8 +206,8 @@ func TestReadBodyFails(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			checkTempDir := emptyTempDir(t)
 			before := openFiles(t)
-			body, err := idempotency.ReadBody(test.body, test.declared, 64<<20, plenty(), test.tee)
-			if !errors.Is(err, test.want) || errors.Is(err, idempotency.ErrBodyTooLarge) || errors.Is(err, idempotency.ErrBodyNotKept) || body != nil {
+			body, err := fingerprint.ReadBody(test.body, test.declared, 64<<20, plenty(), test.tee)
+			if !errors.Is(err, test.want) || errors.Is(err, fingerprint.ErrBodyTooLarge) || errors.Is(err, fingerprint.ErrBodyNotKept) || body != nil {
 				t.Fatalf("ReadBody gave body %t and error %v, want %v", body != nil, err, test.want)
 			}
 			checkTempDir()
@@ -220,15 +220,15 @@ func TestReadBodyFails(t *testing.T) {
 	t.Run("no temporary directory", func(t *testing.T) {
 		t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 		before := openFiles(t)
-		body, err := idempotency.ReadBody(strings.NewReader(strings.Repeat("x", 2<<20)), -1, 64<<20, plenty(), io.Discard)
-		if !errors.Is(err, idempotency.ErrBodyNotKept) || !errors.Is(err, os.ErrNotExist) || body != nil {
+		body, err := fingerprint.ReadBody(strings.NewReader(strings.Repeat("x", 2<<20)), -1, 64<<20, plenty(), io.Discard)
+		if !errors.Is(err, fingerprint.ErrBodyNotKept) || !errors.Is(err, os.ErrNotExist) || body != nil {
 			t.Fatalf("ReadBody gave body %t and error %v, want ErrBodyNotKept and os.ErrNotExist", body != nil, err)
 		}
 		if n := openFiles(t) - before; n != 0 {
 			t.Errorf("%d files are left open", n)
 		}
 		// What fits into memory needs none.
-		small, err := idempotency.ReadBody(strings.NewReader("x"), -1, 64<<20, plenty(), io.Discard)
+		small, err := fingerprint.ReadBody(strings.NewReader("x"), -1, 64<<20, plenty(), io.Discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +237,7 @@ func TestReadBodyFails(t *testing.T) {
 }
 
 func TestReadBodyWithoutMaximum(t *testing.T) {
-	body, err := idempotency.ReadBody(bytes.NewReader([]byte("body")), -1, math.MaxInt64, plenty(), io.Discard)
+	body, err := fingerprint.ReadBody(bytes.NewReader([]byte("body")), -1, math.MaxInt64, plenty(), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +250,7 @@ func TestReadBodyWithoutMaximum(t *testing.T) {
 // A body takes from the budget what it holds in memory, for as long as it is
 // open.
 func TestBodyMemory(t *testing.T) {
-	const memory = idempotency.MaxBodyInMemory
+	const memory = fingerprint.MaxBodyInMemory
 	broken := errors.New("injected")
 	body := func(size int) io.Reader { return bytes.NewReader(make([]byte, size)) }
 	tests := []struct {
@@ -283,10 +283,10 @@ func TestBodyMemory(t *testing.T) {
 		{"large, undeclared", memory, body(memory + 1), -1, 64 << 20, nil, 0, 1},
 		{"longer than declared", memory, body(1001), 1000, 64 << 20, nil, 0, 1},
 
-		{"too large, declared", memory, body(1001), 1001, 1000, idempotency.ErrBodyTooLarge, 0, 0},
-		{"too large, undeclared", memory, body(1001), -1, 1000, idempotency.ErrBodyTooLarge, 0, 0},
-		{"too large, undeclared, in a file", memory, body(3 << 20), -1, 2 << 20, idempotency.ErrBodyTooLarge, 0, 0},
-		{"too large, nothing left", 0, body(1001), -1, 1000, idempotency.ErrBodyTooLarge, 0, 0},
+		{"too large, declared", memory, body(1001), 1001, 1000, fingerprint.ErrBodyTooLarge, 0, 0},
+		{"too large, undeclared", memory, body(1001), -1, 1000, fingerprint.ErrBodyTooLarge, 0, 0},
+		{"too large, undeclared, in a file", memory, body(3 << 20), -1, 2 << 20, fingerprint.ErrBodyTooLarge, 0, 0},
+		{"too large, nothing left", 0, body(1001), -1, 1000, fingerprint.ErrBodyTooLarge, 0, 0},
 		{"breaks off in memory", memory, io.MultiReader(body(10), iotest.ErrReader(broken)), 1000, 64 << 20, broken, 0, 0},
 		{"breaks off in a file", memory, io.MultiReader(body(2<<20), iotest.ErrReader(broken)), 3 << 20, 64 << 20, broken, 0, 0},
 		{"breaks off, nothing left", 0, io.MultiReader(body(10), iotest.ErrReader(broken)), 1000, 64 << 20, broken, 0, 0},
@@ -295,9 +295,9 @@ func TestBodyMemory(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			checkTempDir := emptyTempDir(t)
 			before := openFiles(t)
-			budget := idempotency.NewBodyMemory(test.budget)
+			budget := fingerprint.NewBodyMemory(test.budget)
 			var tee bytes.Buffer
-			body, err := idempotency.ReadBody(test.body, test.declared, test.maximum, budget, &tee)
+			body, err := fingerprint.ReadBody(test.body, test.declared, test.maximum, budget, &tee)
 			if !errors.Is(err, test.want) || (body == nil) != (err != nil) {
 				t.Fatalf("ReadBody gave body %t and error %v, want %v", body != nil, err, test.want)
 			}
@@ -327,9 +327,9 @@ func TestBodyMemory(t *testing.T) {
 	}
 	t.Run("no temporary directory", func(t *testing.T) {
 		t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
-		budget := idempotency.NewBodyMemory(memory)
-		_, err := idempotency.ReadBody(body(2<<20), -1, 64<<20, budget, io.Discard)
-		if !errors.Is(err, idempotency.ErrBodyNotKept) {
+		budget := fingerprint.NewBodyMemory(memory)
+		_, err := fingerprint.ReadBody(body(2<<20), -1, 64<<20, budget, io.Discard)
+		if !errors.Is(err, fingerprint.ErrBodyNotKept) {
 			t.Errorf("ReadBody gave %v, want ErrBodyNotKept", err)
 		}
 		if left := budget.Left(); left != memory {
@@ -338,7 +338,7 @@ func TestBodyMemory(t *testing.T) {
 	})
 	t.Run("zero value", func(t *testing.T) {
 		before := openFiles(t)
-		b, err := idempotency.ReadBody(body(1), 1, 64<<20, new(idempotency.BodyMemory), io.Discard)
+		b, err := fingerprint.ReadBody(body(1), 1, 64<<20, new(fingerprint.BodyMemory), io.Discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -354,16 +354,16 @@ func TestBodyMemory(t *testing.T) {
 func TestBodyMemoryIsShared(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing")) // a file is an error
 	const small, budget, readers, rounds = 100, 400, 4, 20000
-	shared := idempotency.NewBodyMemory(budget)
+	shared := fingerprint.NewBodyMemory(budget)
 	var wg sync.WaitGroup
 	for i := range readers + 1 {
 		wg.Go(func() {
 			for range rounds {
 				size, want := small, error(nil)
 				if i == readers {
-					size, want = budget+1, idempotency.ErrBodyNotKept
+					size, want = budget+1, fingerprint.ErrBodyNotKept
 				}
-				body, err := idempotency.ReadBody(bytes.NewReader(make([]byte, size)), int64(size), 64<<20, shared, io.Discard)
+				body, err := fingerprint.ReadBody(bytes.NewReader(make([]byte, size)), int64(size), 64<<20, shared, io.Discard)
 				if !errors.Is(err, want) {
 					t.Errorf("a body of %d bytes gave %v, want %v", size, err, want)
 					return
@@ -385,10 +385,10 @@ func TestBodyMemoryIsShared(t *testing.T) {
 
 // Bodies share one budget, and one that closes makes room.
 func TestBodyMemoryMakesRoom(t *testing.T) {
-	budget := idempotency.NewBodyMemory(1000)
+	budget := fingerprint.NewBodyMemory(1000)
 	before := openFiles(t)
-	read := func() *idempotency.Body {
-		body, err := idempotency.ReadBody(bytes.NewReader(make([]byte, 600)), 600, 64<<20, budget, io.Discard)
+	read := func() *fingerprint.Body {
+		body, err := fingerprint.ReadBody(bytes.NewReader(make([]byte, 600)), 600, 64<<20, budget, io.Discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -405,7 +405,7 @@ func TestBodyMemoryMakesRoom(t *testing.T) {
 	if n := openFiles(t) - before; n != 1 {
 		t.Errorf("%d files are open, want that of the second body alone", n)
 	}
-	for _, body := range []*idempotency.Body{second, third} {
+	for _, body := range []*fingerprint.Body{second, third} {
 		if err := body.Close(); err != nil {
 			t.Error(err)
 		}

@@ -1,4 +1,4 @@
-package idempotency
+package fingerprint
 
 import (
 	"bytes"
@@ -35,6 +35,16 @@ func ParsePointer(text string) (Pointer, error) {
 	return Pointer{text, tokens}, nil
 }
 
+// MustPointer is ParsePointer for a pointer that is a constant. It panics if it is
+// none.
+func MustPointer(text string) Pointer {
+	p, err := ParsePointer(text)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
 // String returns the pointer as ParsePointer reads it.
 func (p Pointer) String() string { return p.text }
 
@@ -45,13 +55,13 @@ func (p Pointer) Tokens() []string { return p.tokens }
 // result is false if there is none, or if the document is not valid JSON. Of
 // members with one name the last counts.
 func (p Pointer) Find(document []byte) (json.RawMessage, bool) {
-	value, found, _ := p.find(document)
+	value, found, _ := p.Resolve(document)
 	return value, found
 }
 
-// find is Find. twice is true if an object on the way has the wanted member more
+// Resolve  Find. twice is true if an object on the way has the wanted member more
 // than once, as far as the way goes.
-func (p Pointer) find(document []byte) (value json.RawMessage, found, twice bool) {
+func (p Pointer) Resolve(document []byte) (value json.RawMessage, found, twice bool) {
 	if !json.Valid(document) {
 		return nil, false, false
 	}

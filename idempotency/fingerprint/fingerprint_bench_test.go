@@ -1,4 +1,4 @@
-package idempotency_test
+package fingerprint_test
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
 // timeline is a render of many short clips: JSON with many small members, in
@@ -98,14 +98,14 @@ func BenchmarkFingerprint(b *testing.B) {
 		{"bytes, 1 MiB", "application/octet-stream", func() []byte { return randomBytes(1 << 20) }},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
-			f, err := idempotency.NewFingerprinter(idempotency.FingerprintConfig{})
+			f, err := fingerprint.New(fingerprint.Config{})
 			if err != nil {
 				b.Fatal(err)
 			}
 			u := &url.URL{Path: "/v1/videos"}
 			header := http.Header{"Content-Type": {bench.contentType}}
 			text := bench.body()
-			body, err := idempotency.ReadBody(bytes.NewReader(text), int64(len(text)), 1<<30, plenty(), io.Discard)
+			body, err := fingerprint.ReadBody(bytes.NewReader(text), int64(len(text)), 1<<30, plenty(), io.Discard)
 			if err != nil {
 				b.Fatal(err)
 			}

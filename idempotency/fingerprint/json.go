@@ -1,4 +1,4 @@
-package idempotency
+package fingerprint
 
 import (
 	"bytes"
@@ -28,8 +28,8 @@ const (
 	maxJSONValue = 1 << 10
 )
 
-// errNotByMeaning means that a body must not be compared by its meaning.
-var errNotByMeaning = errors.New("not comparable by meaning")
+// errNotSemantic means that a body must not be compared by its meaning.
+var errNotSemantic = errors.New("not comparable by meaning")
 
 // jsonForm reads a JSON text and writes its form: equal for two texts that
 // mean the same, and different for any two others.
@@ -40,7 +40,7 @@ var errNotByMeaning = errors.New("not comparable by meaning")
 // value whose form is longer than maxJSONValue stands a zero byte, which JSON
 // cannot have, and the form's SHA-256 digest.
 //
-// What parsers are known to read in different ways has no form: errNotByMeaning
+// What parsers are known to read in different ways has no form: errNotSemantic
 // for anything that is not one JSON value (RFC 8259), a name that is twice in
 // an object, a byte order mark, invalid UTF-8, and half a surrogate pair. Two
 // such texts must not be taken for one.
@@ -83,7 +83,7 @@ func writeJSON(h hash.Hash, body window, ignore *pointerSet) error {
 	case f.err != nil: // it looks like an end, whatever came before
 		return f.err
 	case !whole:
-		return errNotByMeaning
+		return errNotSemantic
 	}
 	_, _ = h.Write(f.out) // a hash.Hash never returns an error
 	_, _ = h.Write(f.in[f.run:f.pos])

@@ -1,4 +1,4 @@
-package idempotency_test
+package fingerprint_test
 
 import (
 	"bytes"
@@ -8,12 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency/fingerprint"
 )
 
-func parsePointer(t testing.TB, text string) idempotency.Pointer {
+func parsePointer(t testing.TB, text string) fingerprint.Pointer {
 	t.Helper()
-	p, err := idempotency.ParsePointer(text)
+	p, err := fingerprint.ParsePointer(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestParsePointerRefuses(t *testing.T) {
 		"/~0/~1~": "followed by neither 0 nor 1",
 	} {
 		t.Run(text, func(t *testing.T) {
-			_, err := idempotency.ParsePointer(text)
+			_, err := fingerprint.ParsePointer(text)
 			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `"`+text+`"`) {
 				t.Errorf("ParsePointer(%q) gave %v, want an error that quotes it and says %q", text, err, want)
 			}
@@ -180,7 +180,7 @@ func FuzzPointer(f *testing.F) {
 	f.Add("/a", []byte(`{"a":1`))
 	f.Add("", []byte(""))
 	f.Fuzz(func(t *testing.T, text string, document []byte) {
-		p, err := idempotency.ParsePointer(text)
+		p, err := fingerprint.ParsePointer(text)
 		if valid := validPointer(text); valid != (err == nil) {
 			t.Fatalf("ParsePointer(%q) gave %v", text, err)
 		}

@@ -1,4 +1,4 @@
-package idempotency
+package fingerprint
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ const (
 // part, and its content as it is. Nothing of a part is held in memory but its
 // header.
 //
-// A body that two parsers might divide in two ways is errNotByMeaning. That is
+// A body that two parsers might divide in two ways is errNotSemantic. That is
 // why mime/multipart is of no use here: it passes over what precedes the first
 // delimiter and what follows the last, takes bare line feeds for line ends, and
 // the start of a longer line for none of its business. Here the body has to
@@ -37,10 +37,10 @@ func writeForm(h hash.Hash, body window, boundary string) error {
 		return err
 	}
 	if !bytes.HasPrefix(f.in, f.delimiter) {
-		return errNotByMeaning
+		return errNotSemantic
 	}
 	f.pos = len(f.delimiter)
-	var part fields
+	var part Fields
 	for {
 		part = part[:0]
 		last, err := f.header(&part)
@@ -54,7 +54,7 @@ func writeForm(h hash.Hash, body window, boundary string) error {
 		if err != nil {
 			return err
 		}
-		part.add(string(content))
+		part.Add(string(content))
 		_, _ = h.Write(part) // a hash.Hash never returns an error
 	}
 }
@@ -69,7 +69,7 @@ type formReader struct {
 
 // header reads on from behind a delimiter to the content of the next part, or
 // to the end of the body if there is none.
-func (f *formReader) header(part *fields) (last bool, err error) {
+func (f *formReader) header(part *Fields) (last bool, err error) {
 	const end = "\r\n\r\n"
 	if err := f.ahead(maxPartHeader + len(end)); err != nil {
 		return false, err
@@ -79,20 +79,20 @@ func (f *formReader) header(part *fields) (last bool, err error) {
 		return true, nil
 	}
 	if !bytes.HasPrefix(rest, []byte("\r\n")) {
-		return false, errNotByMeaning
+		return false, errNotSemantic
 	}
 	rest = rest[:min(len(rest), maxPartHeader+len(end))]
 	n := bytes.Index(rest, []byte(end))
 	if n < 0 {
-		return false, errNotByMeaning
+		return false, errNotSemantic
 	}
 	f.pos += n + len(end)
 	if n == 0 {
-		part.count(0)
+		part.Count(0)
 		return false, nil
 	}
 	if bytes.Contains(rest[:n], f.delimiter) {
-		return false, errNotByMeaning
+		return false, errNotSemantic
 	}
 	return false, addHeader(part, string(rest[len("\r\n"):n]))
 }
@@ -107,14 +107,14 @@ func (f *formReader) readContent() ([]byte, error) {
 		if n := bytes.Index(rest, f.delimiter); n >= 0 {
 			content, ok := bytes.CutSuffix(rest[:n], []byte(lineEnd))
 			if !ok {
-				return nil, errNotByMeaning
+				return nil, errNotSemantic
 			}
 			_, _ = f.content.Write(content)
 			f.pos += n + len(f.delimiter)
 			return f.content.Sum(nil), nil
 		}
 		if f.end {
-			return nil, errNotByMeaning
+			return nil, errNotSemantic
 		}
 		// What may be the line end and the start of a delimiter stays in view.
 		if n := len(rest) - len(lineEnd) - len(f.delimiter); n > 0 {
@@ -129,24 +129,24 @@ func (f *formReader) readContent() ([]byte, error) {
 
 // addHeader adds the header of a part: its fields by their names, those of one
 // name in their order.
-func addHeader(part *fields, block string) error {
+func addHeader(part *Fields, block string) error {
 	type field struct{ name, value string }
 	var header []field
 	for line := range strings.SplitSeq(block, "\r\n") {
 		name, value, found := strings.Cut(line, ":")
 		if !found || !httpguts.ValidHeaderFieldName(name) || strings.ContainsAny(value, "\r\n") {
-			return errNotByMeaning
+			return errNotSemantic
 		}
 		header = append(header, field{textproto.CanonicalMIMEHeaderKey(name), strings.Trim(value, " \t")})
 	}
 	slices.SortStableFunc(header, func(a, b field) int { return strings.Compare(a.name, b.name) })
-	part.count(len(header))
+	part.Count(len(header))
 	for _, field := range header {
-		part.add(field.name)
+		part.Add(field.name)
 		if field.name == "Content-Disposition" {
 			addDisposition(part, field.value)
 		} else {
-			part.add(field.value)
+			part.Add(field.value)
 		}
 	}
 	return nil
@@ -156,23 +156,23 @@ func addHeader(part *fields, block string) error {
 // they are quoted and in whatever order. A value with a backslash, or in the
 // encoding of RFC 8187, which the asterisk marks, is read in many ways, and
 // counts as it is.
-func addDisposition(part *fields, value string) {
+func addDisposition(part *Fields, value string) {
 	disposition, parameters, err := mime.ParseMediaType(value)
 	if err != nil || strings.ContainsAny(value, `\*`) {
-		part.add("raw")
-		part.add(value)
+		part.Add("raw")
+		part.Add(value)
 		return
 	}
-	part.add("parsed")
-	part.add(disposition)
-	part.count(len(parameters))
+	part.Add("parsed")
+	part.Add(disposition)
+	part.Count(len(parameters))
 	names := make([]string, 0, len(parameters))
 	for name := range parameters {
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		part.add(name)
-		part.add(parameters[name])
+		part.Add(name)
+		part.Add(parameters[name])
 	}
 }
