@@ -173,6 +173,15 @@ func (g *gateway) run(t testing.TB) {
 		_ = conn.Close()
 		return true
 	})
+	g.awaitLoaded()
+}
+
+// awaitLoaded returns when the first configuration is active: Caddy listens a little
+// earlier. Its admin endpoint answers this question when the load has ended.
+func (g *gateway) awaitLoaded() {
+	if res, err := http.Get("http://" + g.admin + "/config/"); err == nil { // it has none, or is a unix socket
+		_ = res.Body.Close()
+	}
 }
 
 // stop ends the process in an orderly way, kill at once; both wait for the end.

@@ -61,7 +61,7 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 		{"too large, chunked", g, "k", "Transfer-Encoding: chunked\r\n\r\n", 413, "request_body_too_large"},
 		{"invalid key", g, "k k", declared, 400, "idempotency_key_invalid"},
 		{"invalid key, chunked", g, "k k", "Transfer-Encoding: chunked\r\n\r\n", 400, "idempotency_key_invalid"},
-		{"no scope", misconfigured, "k", declared, 500, ""},
+		{"no scope", misconfigured, "k", declared, 500, "idempotency_scope_unstable"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			body := io.LimitReader(zeros{}, size)
