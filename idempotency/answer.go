@@ -1,12 +1,38 @@
 package idempotency
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
 )
+
+// Answer is a provider's acceptance as it is stored and replayed.
+type Answer struct {
+	Status int         `cbor:"1,keyasint"`
+	Header http.Header `cbor:"2,keyasint,omitempty"`
+	Body   []byte      `cbor:"3,keyasint,omitempty"`
+	// Unavailable: the body was too large or a stream, and only the fact of
+	// the acceptance was stored.
+	Unavailable bool `cbor:"4,keyasint,omitempty"`
+	// Replaced are the fields of which a replay leaves nothing that handlers
+	// before have set. Others are added to what is there, as the answer's were.
+	Replaced []string `cbor:"5,keyasint,omitempty"`
+}
+
+// Validate reports what keeps an answer from being replayed.
+func (a Answer) Validate() error {
+	if a.Status < 200 || a.Status > 599 {
+		return fmt.Errorf("status %d is not a final HTTP status", a.Status)
+	}
+	if !BodyAllowed(a.Status) && len(a.Body) > 0 {
+		return fmt.Errorf("an answer with status %d has no body", a.Status)
+	}
+	return nil
+}
 
 // notReplayed are the header fields that belong to one exchange and not to the
 // job: hop-by-hop fields (RFC 9110 section 7.6.1 and its predecessors), the
@@ -94,4 +120,16 @@ func (a Answer) Replay(w http.ResponseWriter) error {
 	}
 	_, err := w.Write(a.Body)
 	return err
+}
+
+// answerOf returns the answer of a completed record.
+func answerOf(r *Record, s *seal) (Answer, error) {
+	d, err := s.open(r.Payload)
+	if err != nil {
+		return Answer{}, err
+	}
+	if d.Answer == nil {
+		return Answer{}, errors.Join(ErrUnreadable, errors.New("a completed record has no answer"))
+	}
+	return *d.Answer, nil
 }

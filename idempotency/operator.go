@@ -172,14 +172,3 @@ func (e *Engine) decide(ctx context.Context, d Decision, v View) (Reply, error) 
 		return e.store.DecideComplete(ctx, Ending{ID: v.ID, Token: v.Record.Token, Payload: payload})
 	})
 }
-
-// Validate reports what keeps an answer from being replayed.
-func (a Answer) Validate() error {
-	if a.Status < 200 || a.Status > 599 {
-		return fmt.Errorf("status %d is not a final HTTP status", a.Status)
-	}
-	if !BodyAllowed(a.Status) && len(a.Body) > 0 {
-		return fmt.Errorf("an answer with status %d has no body", a.Status)
-	}
-	return nil
-}

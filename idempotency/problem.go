@@ -9,6 +9,45 @@ import (
 	"time"
 )
 
+// Code is the machine-readable name of an answer that the gateway gives by
+// itself. It is sent as Idempotency-Error and as the code of the error
+// document.
+type Code string
+
+// The codes, each with what the caller should know.
+const (
+	// CodeMissing: a key is required and none was sent.
+	CodeMissing Code = "idempotency_key_missing"
+	// CodeInvalid: the key header is not a key.
+	CodeInvalid Code = "idempotency_key_invalid"
+	// CodeInProgress: the first request with this key is still running.
+	CodeInProgress Code = "idempotency_key_in_progress"
+	// CodeScopeUnstable: who the key belongs to cannot be told, because the
+	// credential of the request changes from request to request; nothing was sent.
+	CodeScopeUnstable Code = "idempotency_scope_unstable"
+	// CodeReuse: the key was used with another request.
+	CodeReuse Code = "idempotency_key_reuse"
+	// CodeOutcomeUnknown: the submit may have been sent, and nobody knows whether
+	// the provider accepted it.
+	CodeOutcomeUnknown Code = "idempotency_outcome_unknown"
+	// CodeResultUnavailable: the submit was accepted, and its answer was too
+	// large or a stream, so it cannot be replayed.
+	CodeResultUnavailable Code = "idempotency_result_unavailable"
+	// CodeStoreUnavailable: the store did not answer; nothing was sent.
+	CodeStoreUnavailable Code = "idempotency_store_unavailable"
+	// CodeBodyTooLarge: the request body is over the maximum; nothing was sent.
+	CodeBodyTooLarge Code = "request_body_too_large"
+)
+
+// Problem is an answer that the gateway gives by itself.
+type Problem struct {
+	Code Code
+	// Detail is shown after the code's own sentence: a reason or a record id.
+	Detail string
+	// RetryAfter, if positive, is sent as Retry-After in whole seconds.
+	RetryAfter time.Duration
+}
+
 // Header fields in which the gateway speaks to callers.
 const (
 	// HeaderError carries a Code: on every answer that the gateway made, and

@@ -193,7 +193,7 @@ var mistakes = []mistake{
 		"./idempotency", "TestLeasesComeBeforeTheQueue",
 	},
 	{
-		"the gateway's own clock", "idempotency/engine.go",
+		"the gateway's own clock", "idempotency/claim.go",
 		"return c.store.Add(time.Since(c.local)), true", "return time.Now(), true",
 		black, "TestClocksApart",
 	},
@@ -203,7 +203,7 @@ var mistakes = []mistake{
 		black, "TestRedisDiesBeforeCompletion",
 	},
 	{
-		"a claim is not taken back", "idempotency/engine.go",
+		"a claim is not taken back", "idempotency/claim.go",
 		"	if mayBeGranted {", "	if false && mayBeGranted {",
 		"./idempotency", ".",
 	},
