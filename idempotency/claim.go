@@ -14,8 +14,8 @@ type Submit struct {
 	Details     Details
 }
 
-// Admission is the engine's word on a submit. Exactly one of its fields is
-// set.
+// Admission is the engine's word on a submit. Exactly one of Attempt, Replay and
+// Problem is set.
 type Admission struct {
 	// Attempt may be sent, and must be concluded.
 	Attempt *Attempt
@@ -23,6 +23,10 @@ type Admission struct {
 	Replay *Answer
 	// Problem is to be answered instead.
 	Problem *Problem
+	// Unknown, with CodeOutcomeUnknown, is the record in the way: who finds out what
+	// became of its submit decides with it, by its token (Decision.Attempt). It is
+	// nil if the store has no such record yet, or one that cannot be read.
+	Unknown *View
 
 	// here, with CodeInProgress: this process runs the attempt, whatever its
 	// record says.
@@ -67,15 +71,16 @@ func (e *Engine) Begin(ctx context.Context, policy Policy, s Submit) (Admission,
 func (e *Engine) begin(ctx context.Context, policy *Policy, s *Submit) (Admission, error) {
 	ctx = context.WithoutCancel(ctx)
 	key := policy.Keyring.first()
-	own := key.seal(s.ID, key.fingerprintOf(s.ID, s.Fingerprint))
-	admission, other, err := e.beginUnder(ctx, policy, s, &own)
-	if other != nil {
-		admission, other, err = e.beginUnder(ctx, policy, s, other)
+	first := key.seal(s.ID, key.fingerprintOf(s.ID, s.Fingerprint))
+	own := &first
+	for range 2 {
+		admission, other, err := e.beginUnder(ctx, policy, s, own)
+		if other == nil {
+			return admission, err
+		}
+		own = other
 	}
-	if other != nil {
-		return Admission{}, fmt.Errorf("%w: the record has changed hands", ErrStoreUnavailable)
-	}
-	return admission, err
+	return Admission{}, fmt.Errorf("%w: the record has changed hands", ErrStoreUnavailable)
 }
 
 // beginUnder claims once. If the record can be had under another seal alone, it
@@ -165,7 +170,11 @@ func (e *Engine) repeat(id RecordID, s *seal, reply *ClaimReply) (Admission, err
 		}}, nil
 	case Uncertain:
 		problem := OutcomeUnknown(id)
-		return Admission{Problem: &problem}, nil
+		admission := Admission{Problem: &problem}
+		if details, err := s.open(r.Payload); err == nil {
+			admission.Unknown = &View{ID: id, State: Uncertain, Record: *r, Details: details}
+		}
+		return admission, nil
 	default:
 		return Admission{}, fmt.Errorf("%w: the record in the way is %s", ErrStoreUnavailable, state)
 	}

@@ -193,7 +193,7 @@ var mistakes = []mistake{
 		"./idempotency", "TestLeasesComeBeforeTheQueue",
 	},
 	{
-		"the gateway's own clock", "idempotency/claim.go",
+		"the gateway's own clock", "idempotency/clock.go",
 		"return c.store.Add(time.Since(c.local)), true", "return time.Now(), true",
 		black, "TestClocksApart",
 	},
