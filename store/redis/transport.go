@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"crypto/sha1" //nolint:gosec // EVALSHA names scripts by SHA-1; nothing is secured by it.
-	_ "embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -16,46 +15,12 @@ import (
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
-var (
-	//go:embed lua/record.lua
-	recordLua string
-	//go:embed lua/claim.lua
-	claimLua string
-	//go:embed lua/renew.lua
-	renewLua string
-	//go:embed lua/complete.lua
-	completeLua string
-	//go:embed lua/uncertain.lua
-	uncertainLua string
-	//go:embed lua/release.lua
-	releaseLua string
-	//go:embed lua/decide_complete.lua
-	decideCompleteLua string
-	//go:embed lua/decide_release.lua
-	decideReleaseLua string
-	//go:embed lua/get.lua
-	getLua string
-)
-
 // allowOOM lets a script write on a server that is over maxmemory: a full
 // server may refuse a claim, never an acceptance.
 const allowOOM = "#!lua flags=allow-oom\n"
 
 // noWrites lets a script run where nothing may be written.
 const noWrites = "#!lua flags=no-writes\n"
-
-var (
-	claimScript     = awaited(newScript("claim", recordLua+claimLua))
-	renewScript     = newScript("renew", allowOOM+recordLua+renewLua)
-	completeScript  = newScript("complete", allowOOM+recordLua+completeLua)
-	uncertainScript = newScript("uncertain", allowOOM+recordLua+uncertainLua)
-	releaseScript   = newScript("release", allowOOM+recordLua+releaseLua)
-
-	decideCompleteScript = newScript("decide_complete", allowOOM+recordLua+decideCompleteLua)
-	decideReleaseScript  = newScript("decide_release", allowOOM+recordLua+decideReleaseLua)
-
-	getScript = newScript("get", noWrites+recordLua+digestLua+getLua)
-)
 
 // script is a Lua script and its name on the server. go-redis's own Script is
 // not used because it gives no way to mark the command as sent once.
@@ -184,4 +149,12 @@ func translate(err error) error {
 		return fmt.Errorf("%w: redis: %w", idempotency.ErrNotApplied, err)
 	}
 	return fmt.Errorf("redis: %w", err)
+}
+
+// neverSent reports errors from before a command could be written.
+func neverSent(err error) bool {
+	var noConnection connectError
+	var unfit unfitError
+	return errors.As(err, &noConnection) || errors.As(err, &unfit) ||
+		errors.Is(err, goredis.ErrPoolTimeout) || errors.Is(err, goredis.ErrPoolExhausted) || errors.Is(err, goredis.ErrClosed)
 }
