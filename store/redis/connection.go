@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
+	"sync"
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -16,10 +18,23 @@ import (
 // each, 64 of them take 12,800 operations a second.
 const poolSize = 64
 
+// transport reaches the configured servers: it has their connections, sends
+// scripts once, and checks that a reply belongs to its question. It knows keys,
+// and nothing of what is under them.
+type transport struct {
+	config Config
+	// greet returns what is done with each new connection to a server before it
+	// is used.
+	greet func(server string) func(context.Context, *goredis.Conn) error
+
+	mu     sync.Mutex
+	client goredis.UniversalClient
+}
+
 // connect returns a client of the configured topology: one server, the master
 // that Sentinels name, or a Cluster. It does no I/O.
-func (s *Store) connect() goredis.UniversalClient {
-	c := s.config
+func (t *transport) connect() goredis.UniversalClient {
+	c := t.config
 	options := &goredis.UniversalOptions{
 		Addrs:            c.Addresses,
 		Username:         c.Username,
@@ -53,52 +68,52 @@ func (s *Store) connect() goredis.UniversalClient {
 		cluster := options.Cluster()
 		// A routing policy would ask the server for all of its commands.
 		cluster.DisableRoutingPolicies = true
-		cluster.NewClient = s.newServer
+		cluster.NewClient = t.newServer
 		return goredis.NewClusterClient(cluster)
 	case c.Sentinel != "":
 		failover := options.Failover()
-		failover.OnConnect = s.onConnect(c.Sentinel)
+		failover.OnConnect = t.greet(c.Sentinel)
 		client := goredis.NewFailoverClient(failover)
 		client.AddHook(server{client, c.Sentinel})
 		return client
 	default:
 		simple := options.Simple()
 		simple.Network = c.Network
-		return s.newServer(simple)
+		return t.newServer(simple)
 	}
 }
 
 // newServer returns the client of one server, or of one node of a Cluster.
-func (s *Store) newServer(options *goredis.Options) *goredis.Client {
-	options.OnConnect = s.onConnect(options.Addr)
+func (t *transport) newServer(options *goredis.Options) *goredis.Client {
+	options.OnConnect = t.greet(options.Addr)
 	client := goredis.NewClient(options)
 	client.AddHook(server{client, ""})
 	return client
 }
 
-func (s *Store) current() goredis.UniversalClient {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.client
+func (t *transport) current() goredis.UniversalClient {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.client
 }
 
 // reconnect replaces a client on which a reply came to the wrong question:
 // go-redis would go on using the connection.
-func (s *Store) reconnect(broken goredis.UniversalClient) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.client == broken {
-		s.client = s.connect()
+func (t *transport) reconnect(broken goredis.UniversalClient) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.client == broken {
+		t.client = t.connect()
 		_ = broken.Close() // what is on its way there fails, as it should
 	}
 }
 
-// mind looks at the error of an operation. A node of a Cluster that does not
+// handleError looks at the error of an operation. A node of a Cluster that does not
 // answer may have been replaced: go-redis would learn that from a redirection,
 // which a dead node does not send, or after a minute.
-func (s *Store) mind(ctx context.Context, client goredis.UniversalClient, err error) {
+func (t *transport) handleError(ctx context.Context, client goredis.UniversalClient, err error) {
 	if errors.Is(err, errForeignReply) {
-		s.reconnect(client)
+		t.reconnect(client)
 		return
 	}
 	cluster, ok := client.(*goredis.ClusterClient)
@@ -110,22 +125,44 @@ func (s *Store) mind(ctx context.Context, client goredis.UniversalClient, err er
 
 // eachServer calls do for the server, or for all nodes of the Cluster at the
 // same time.
-func (s *Store) eachServer(ctx context.Context, do func(ctx context.Context, name string, client *goredis.Client)) error {
-	switch client := s.current().(type) {
+func (t *transport) eachServer(ctx context.Context, do func(ctx context.Context, name string, client *goredis.Client)) error {
+	switch client := t.current().(type) {
 	case *goredis.ClusterClient:
 		return client.ForEachShard(ctx, func(ctx context.Context, node *goredis.Client) error {
 			do(ctx, node.Options().Addr, node)
 			return nil
 		})
 	case *goredis.Client:
-		name := s.config.Sentinel
+		name := t.config.Sentinel
 		if name == "" {
-			name = s.config.Addresses[0]
+			name = t.config.Addresses[0]
 		}
 		do(ctx, name, client)
 		return nil
 	default:
 		return fmt.Errorf("redis: unexpected client %T", client)
+	}
+}
+
+// primaries returns the servers that have keys of their own, in the order of their
+// addresses.
+func (t *transport) primaries(ctx context.Context) ([]*goredis.Client, error) {
+	switch client := t.current().(type) {
+	case *goredis.Client:
+		return []*goredis.Client{client}, nil
+	case *goredis.ClusterClient:
+		var mu sync.Mutex
+		var servers []*goredis.Client
+		err := client.ForEachMaster(ctx, func(_ context.Context, server *goredis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			servers = append(servers, server)
+			return nil
+		})
+		slices.SortFunc(servers, func(a, b *goredis.Client) int { return strings.Compare(a.Options().Addr, b.Options().Addr) })
+		return servers, err
+	default:
+		return nil, fmt.Errorf("redis: unexpected client %T", client)
 	}
 }
 

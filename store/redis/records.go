@@ -31,7 +31,7 @@ var (
 )
 
 var (
-	claimScript     = awaited(newScript("claim", recordLua+claimLua))
+	claimScript     = newScript("claim", recordLua+claimLua).awaitedAt(claimedResult, takenOverResult)
 	renewScript     = newScript("renew", allowOOM+recordLua+renewLua)
 	completeScript  = newScript("complete", allowOOM+recordLua+completeLua)
 	uncertainScript = newScript("uncertain", allowOOM+recordLua+uncertainLua)
@@ -117,13 +117,13 @@ func (s *Store) renew(
 
 	replies := make([]idempotency.Reply, len(renewals))
 	for i, r := range renewals {
-		a, err := renewScript.parse(commands[i], s.key(r.ID), r.Token)
+		a, err := renewScript.parse(commands[i], s.key(r.ID), string(r.Token[:]))
 		if errors.Is(err, idempotency.ErrUnreadable) {
 			// One record that cannot be read must not cost the others their lease.
 			continue
 		}
 		if err != nil {
-			s.mind(ctx, client, err)
+			s.handleError(ctx, client, err)
 			return nil, err
 		}
 		replies[i] = idempotency.Reply{Applied: a.result == "applied", Now: a.now}
@@ -165,19 +165,7 @@ func (s *Store) transition(ctx context.Context, sc script, id idempotency.Record
 }
 
 func (s *Store) call(ctx context.Context, sc script, id idempotency.RecordID, token idempotency.Token, args ...any) (answer, error) {
-	client := s.current()
-	key := s.key(id)
-	var wait waiting
-	if sc.awaited {
-		wait = s.wait
-	}
-	cmd := sc.run(ctx, client, wait, key, append([]any{token[:]}, args...)...)
-	a, err := sc.parse(cmd, key, token)
-	if err == nil && cmd.wait != nil && (a.result == claimedResult || a.result == takenOverResult) {
-		err = s.confirm(cmd.wait)
-	}
-	s.mind(ctx, client, err)
-	return a, err
+	return s.transport.call(ctx, sc, s.key(id), string(token[:]), args...)
 }
 
 // Get implements idempotency.Store. The reply to a plain GET would not name the

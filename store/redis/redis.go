@@ -17,8 +17,6 @@ import (
 	"sync"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
@@ -74,11 +72,8 @@ type Config struct {
 // Store is an idempotency.Store in one Redis server, in the master that
 // Sentinels name, or in a Cluster.
 type Store struct {
-	config Config
+	transport
 	prefix string
-
-	mu     sync.Mutex
-	client goredis.UniversalClient
 
 	health    health
 	looking   chan struct{} // has an element while a first claim asks the servers
@@ -106,8 +101,9 @@ func New(config Config) *Store {
 	if config.CheckInterval <= 0 {
 		config.CheckInterval = DefaultCheckInterval
 	}
-	s := &Store{config: config, prefix: config.Prefix + ":", looking: make(chan struct{}, 1), unfit: make(chan struct{}, 1)}
+	s := &Store{transport: transport{config: config}, prefix: config.Prefix + ":", looking: make(chan struct{}, 1), unfit: make(chan struct{}, 1)}
 	s.closed, s.close = context.WithCancel(context.Background())
+	s.greet = s.onConnect
 	s.client = s.connect()
 	return s
 }
@@ -116,7 +112,7 @@ func New(config Config) *Store {
 func (s *Store) Now(ctx context.Context) (time.Time, error) {
 	client := s.current()
 	now, err := client.Time(ctx).Result()
-	s.mind(ctx, client, err)
+	s.handleError(ctx, client, err)
 	return now, translate(err)
 }
 

@@ -18,8 +18,8 @@ var ErrUnconfirmed = errors.New("redis: the claim was not confirmed")
 //
 // Behind a claim that wrote nothing it answers for an earlier write, and its
 // answer is not looked at.
-func (s *Store) wait(ctx context.Context) *goredis.Cmd {
-	c := s.config
+func (t *transport) wait(ctx context.Context) *goredis.Cmd {
+	c := t.config
 	switch {
 	case c.Fsync:
 		return goredis.NewCmd(ctx, "waitaof", 1, c.Replicas, c.ReplicasTimeout.Milliseconds())
@@ -31,20 +31,20 @@ func (s *Store) wait(ctx context.Context) *goredis.Cmd {
 }
 
 // confirm looks at the reply to wait.
-func (s *Store) confirm(wait *goredis.Cmd) error {
+func (t *transport) confirm(wait *goredis.Cmd) error {
 	if err := wait.Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 	}
-	if s.config.Fsync {
+	if t.config.Fsync {
 		disks, err := wait.Int64Slice()
 		switch {
 		case err != nil || len(disks) != 2:
 			return fmt.Errorf("%w: WAITAOF gave %d numbers", ErrUnconfirmed, len(disks))
 		case disks[0] < 1:
-			return fmt.Errorf("%w: it was not on the server's disk within %s", ErrUnconfirmed, s.config.ReplicasTimeout)
-		case disks[1] < int64(s.config.Replicas):
+			return fmt.Errorf("%w: it was not on the server's disk within %s", ErrUnconfirmed, t.config.ReplicasTimeout)
+		case disks[1] < int64(t.config.Replicas):
 			return fmt.Errorf("%w: it was on the disks of %d of %d replicas within %s",
-				ErrUnconfirmed, disks[1], s.config.Replicas, s.config.ReplicasTimeout)
+				ErrUnconfirmed, disks[1], t.config.Replicas, t.config.ReplicasTimeout)
 		}
 		return nil
 	}
@@ -52,8 +52,8 @@ func (s *Store) confirm(wait *goredis.Cmd) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 	}
-	if replicas < int64(s.config.Replicas) {
-		return fmt.Errorf("%w: %d of %d replicas had it within %s", ErrUnconfirmed, replicas, s.config.Replicas, s.config.ReplicasTimeout)
+	if replicas < int64(t.config.Replicas) {
+		return fmt.Errorf("%w: %d of %d replicas had it within %s", ErrUnconfirmed, replicas, t.config.Replicas, t.config.ReplicasTimeout)
 	}
 	return nil
 }

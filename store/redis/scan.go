@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -73,28 +72,6 @@ func parseCursor(text string) (c scanCursor, err error) {
 	}
 	c.address = address
 	return c, nil
-}
-
-// primaries returns the servers that have records, in the order of their
-// addresses.
-func (s *Store) primaries(ctx context.Context) ([]*goredis.Client, error) {
-	switch client := s.current().(type) {
-	case *goredis.Client:
-		return []*goredis.Client{client}, nil
-	case *goredis.ClusterClient:
-		var mu sync.Mutex
-		var servers []*goredis.Client
-		err := client.ForEachMaster(ctx, func(_ context.Context, server *goredis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			servers = append(servers, server)
-			return nil
-		})
-		slices.SortFunc(servers, func(a, b *goredis.Client) int { return strings.Compare(a.Options().Addr, b.Options().Addr) })
-		return servers, err
-	default:
-		return nil, fmt.Errorf("redis: unexpected client %T", client)
-	}
 }
 
 // globEscape takes the meaning from what SCAN's pattern would read as more

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,8 +29,9 @@ type script struct {
 	operation string
 	source    string
 	sha1      string
-	// awaited: what it writes counts only when the configured replicas have it.
-	awaited bool
+	// awaited are the results after which what it wrote counts only when the
+	// configured replicas have it.
+	awaited []string
 }
 
 func newScript(operation, source string) script {
@@ -37,8 +39,8 @@ func newScript(operation, source string) script {
 	return script{operation: operation, source: source, sha1: hex.EncodeToString(sum[:])}
 }
 
-func awaited(s script) script {
-	s.awaited = true
+func (s script) awaitedAt(results ...string) script {
+	s.awaited = results
 	return s
 }
 
@@ -96,12 +98,30 @@ type answer struct {
 	reason string // why it cannot
 }
 
+// call sends a script for one key. The question is its first argument, which the
+// reply repeats.
+func (t *transport) call(ctx context.Context, sc script, key, question string, args ...any) (answer, error) {
+	client := t.current()
+	var wait waiting
+	if sc.awaited != nil {
+		wait = t.wait
+	}
+	cmd := sc.run(ctx, client, wait, key, append([]any{question}, args...)...)
+	a, err := sc.parse(cmd, key, question)
+	if err == nil && cmd.wait != nil && slices.Contains(sc.awaited, a.result) {
+		err = t.confirm(cmd.wait)
+	}
+	t.handleError(ctx, client, err)
+	return a, err
+}
+
 // errForeignReply means that the server answered another question. The
 // connection is out of step, and every later reply on it would be, too.
 var errForeignReply = errors.New("redis: the server's reply does not belong to the question")
 
-// parse checks that the reply belongs to this script, record and token.
-func (s script) parse(cmd sentOnce, key string, token idempotency.Token) (answer, error) {
+// parse checks that the reply belongs to this script, key and question, which is
+// the script's first argument.
+func (s script) parse(cmd sentOnce, key, question string) (answer, error) {
 	reply, err := cmd.Slice()
 	if err != nil {
 		return answer{}, translate(err)
@@ -114,7 +134,7 @@ func (s script) parse(cmd sentOnce, key string, token idempotency.Token) (answer
 		}
 		text[i] = t
 	}
-	if len(text) < 5 || text[0] != s.operation || text[1] != key || text[2] != string(token[:]) {
+	if len(text) < 5 || text[0] != s.operation || text[1] != key || text[2] != question {
 		return answer{}, errForeignReply
 	}
 	ms, err := strconv.ParseInt(text[3], 10, 64)

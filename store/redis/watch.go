@@ -17,7 +17,7 @@ const DefaultCheckInterval = time.Minute
 // health is what the servers last said.
 type health struct {
 	mu      sync.Mutex
-	servers map[string]said
+	servers map[string]serverState
 }
 
 // names returns the servers of which something is known.
@@ -34,14 +34,14 @@ func (h *health) known() bool {
 	return len(h.servers) > 0
 }
 
-// said is what one server last said.
-type said struct {
+// serverState is what one server last said.
+type serverState struct {
 	runID  string
 	losses map[string]Finding // by setting
 }
 
 // refused reports whether strict grants no claims because of it.
-func (s said) refused() bool {
+func (s serverState) refused() bool {
 	for _, f := range s.losses {
 		if f.Refused {
 			return true
@@ -152,7 +152,7 @@ func (s *Store) onConnect(name string) func(context.Context, *goredis.Conn) erro
 
 // note keeps what a server said, and reports what has changed.
 func (s *Store) note(name, runID string, findings []Finding) {
-	now := said{runID, map[string]Finding{}}
+	now := serverState{runID, map[string]Finding{}}
 	for _, f := range findings {
 		if f.Loss != "" {
 			f.Server = name
@@ -171,7 +171,7 @@ func (s *Store) note(name, runID string, findings []Finding) {
 		}
 	}
 	if s.health.servers == nil {
-		s.health.servers = map[string]said{}
+		s.health.servers = map[string]serverState{}
 	}
 	s.health.servers[name] = now
 	s.health.mu.Unlock()
@@ -211,7 +211,7 @@ func (s *Store) report(f Finding, present bool) {
 // forget forgets servers that are no longer part of the deployment.
 func (s *Store) forget(names []string) {
 	s.health.mu.Lock()
-	gone := make([]said, len(names))
+	gone := make([]serverState, len(names))
 	for i, name := range names {
 		gone[i] = s.health.servers[name]
 		delete(s.health.servers, name)
