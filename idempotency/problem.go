@@ -135,8 +135,8 @@ var problemKinds = map[Code]problemKind{
 	},
 }
 
-// problemTypePrefix starts the "type" of an RFC 9457 document. The README has
-// a section for each code.
+// problemTypePrefix starts the "type" of an RFC 9457 document. README.md has
+// an anchor for each code.
 const problemTypePrefix = "https://github.com/caddy-idempotency/caddy-idempotency#"
 
 // OutcomeUnknown is what a submit is told whose outcome is not known. It names
