@@ -66,6 +66,13 @@ func TestForbiddenImports(t *testing.T) {
 		}},
 		{"./caddymodule", tests},
 		{".", tests},
+		{"./idempotency/fingerprint", map[string]string{
+			caddy:                   "the protocol knows no Caddy",
+			"github.com/redis/":     "the protocol knows no store driver",
+			"go.etcd.io/":           "the protocol knows no store driver",
+			module + "/store":       "bodies and digests know nothing of the gateway",
+			module + "/caddymodule": "bodies and digests know nothing of the gateway",
+		}},
 		{"./provider", apart},
 		{"./sandbox", apart},
 	}
