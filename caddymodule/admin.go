@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
 )
 
 func init() {
@@ -42,7 +43,10 @@ func (adminAPI) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-const recordsPath = "/idempotency/records"
+const (
+	recordsPath = "/idempotency/records"
+	adoptPath   = "/idempotency/store/adopt"
+)
 
 // Routes returns the routes of the admin endpoint.
 func (adminAPI) Routes() []caddy.AdminRoute {
@@ -54,6 +58,7 @@ func (adminAPI) Routes() []caddy.AdminRoute {
 		{Pattern: recordsPath + "/{id}/complete", Handler: deciding(completeRecord)},
 		{Pattern: recordsPath + "/{id}/release", Handler: deciding(releaseRecord)},
 		{Pattern: recordsPath + "/{id}/forget", Handler: deciding(forgetRecord)},
+		{Pattern: adoptPath, Handler: deciding(adoptStore)},
 	}
 }
 
@@ -648,6 +653,37 @@ func (o forgetOrder) forgetting(id idempotency.RecordID) (idempotency.Forgetting
 		return f, badRequest("attempt: it is not the attempt of such a record")
 	}
 	return f, nil
+}
+
+// adoptOrder is the body of an adoption.
+type adoptOrder struct {
+	// Reason is for the log. Required.
+	Reason string `json:"reason"`
+}
+
+// adoptStore tells a strict store that lost its marker that it is right so.
+func adoptStore(w http.ResponseWriter, r *http.Request) error {
+	var order adoptOrder
+	if err := readOrder(w, r, &order); err != nil {
+		return err
+	}
+	if err := checkReason(order.Reason); err != nil {
+		return err
+	}
+	app, err := caddy.ActiveContext().AppIfConfigured(appID)
+	if err != nil {
+		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errors.New("the configuration has no idempotency handler")}
+	}
+	err = app.(*App).engine.adopt(r.Context())
+	switch {
+	case errors.Is(err, redis.ErrNotLost), errors.Is(err, redis.ErrNotStrict):
+		return caddy.APIError{HTTPStatus: http.StatusConflict, Err: err}
+	case err != nil:
+		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: err}
+	}
+	log().Info("an operator adopted the store",
+		zap.String("reason", order.Reason), zap.String("remote", r.RemoteAddr))
+	return writeJSON(w, map[string]bool{"adopted": true})
 }
 
 // Interface guards

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
+	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
 )
 
 func init() {
@@ -258,6 +259,20 @@ func (s *sharedEngine) watch() error {
 		store.Watch()
 	}
 	return s.release()
+}
+
+// adopt tells the store that what it lost was right to be lost, by an operator's
+// word.
+func (s *sharedEngine) adopt(ctx context.Context) error {
+	engine, err := s.load()
+	if err != nil {
+		return err
+	}
+	defer letGo(s.key)
+	if store, ok := engine.store.(interface{ Adopt(context.Context) error }); ok {
+		return store.Adopt(ctx)
+	}
+	return redis.ErrNotStrict
 }
 
 // acquire adds a user. Each successful acquire needs one release.

@@ -59,6 +59,10 @@ func (s *Store) Inspect(ctx context.Context) []Finding {
 		s.forget(slices.DeleteFunc(before, func(name string) bool { _, still := found[name]; return still }))
 	}
 
+	if s.config.Strict && err == nil {
+		s.lookAtMarkers(ctx, found)
+	}
+
 	var all []Finding
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		for _, f := range found[name] {

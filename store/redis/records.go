@@ -61,10 +61,30 @@ func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Cla
 	if c.TakeOver {
 		takeOver = "1"
 	}
-	a, err := s.call(ctx, claimScript, c.ID, c.Token,
-		c.Fingerprint[:], c.Lease.Milliseconds(), c.Retention.Milliseconds(), takeOver, c.NotAfter.UnixMilli(), c.Payload)
+	markerKey, markerID, err := s.markerOfClaim(ctx)
+	if err != nil {
+		return idempotency.ClaimReply{}, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
+	}
+	keys := []string{s.key(c.ID)}
+	args := []any{
+		c.Fingerprint[:], c.Lease.Milliseconds(), c.Retention.Milliseconds(), takeOver, c.NotAfter.UnixMilli(), c.Payload,
+	}
+	if markerKey != "" {
+		keys, args = append(keys, markerKey), append(args, markerID)
+	}
+	a, err := s.transport.call(ctx, claimScript, keys, string(c.Token[:]), args...)
+	if err == nil && a.result == lostResult {
+		if err := s.markerLost(ctx); err != nil {
+			return idempotency.ClaimReply{}, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
+		}
+		args[len(args)-1] = s.markers.get(markerKey).id
+		a, err = s.transport.call(ctx, claimScript, keys, string(c.Token[:]), args...)
+	}
 	if err != nil {
 		return idempotency.ClaimReply{}, err
+	}
+	if s.config.Strict {
+		s.markers.seen()
 	}
 	reply := idempotency.ClaimReply{Now: a.now}
 	switch a.result {
@@ -76,6 +96,8 @@ func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Cla
 		}
 		reply.Verdict, reply.TookOver = idempotency.Claimed, a.result == takenOverResult
 		return reply, nil
+	case lostResult:
+		return idempotency.ClaimReply{}, fmt.Errorf("%w: redis: the store has lost its marker again", idempotency.ErrNotApplied)
 	case "too_late":
 		reply.Verdict = idempotency.TooLate
 		return reply, nil
@@ -104,13 +126,13 @@ func (s *Store) Renew(ctx context.Context, renewals []idempotency.Renewal) ([]id
 
 func (s *Store) renew(
 	ctx context.Context, renewals []idempotency.Renewal,
-	command func(ctx context.Context, key string, args ...any) sentOnce,
+	command func(ctx context.Context, keys []string, args ...any) sentOnce,
 ) ([]idempotency.Reply, error) {
 	client := s.current()
 	pipe := client.Pipeline()
 	commands := make([]sentOnce, len(renewals))
 	for i, r := range renewals {
-		commands[i] = command(ctx, s.key(r.ID), r.Token[:], r.Lease.Milliseconds())
+		commands[i] = command(ctx, []string{s.key(r.ID)}, r.Token[:], r.Lease.Milliseconds())
 		_ = pipe.Process(ctx, commands[i]) // queues; errors come with the replies
 	}
 	_, _ = pipe.Exec(ctx)
@@ -165,7 +187,7 @@ func (s *Store) transition(ctx context.Context, sc script, id idempotency.Record
 }
 
 func (s *Store) call(ctx context.Context, sc script, id idempotency.RecordID, token idempotency.Token, args ...any) (answer, error) {
-	return s.transport.call(ctx, sc, s.key(id), string(token[:]), args...)
+	return s.transport.call(ctx, sc, []string{s.key(id)}, string(token[:]), args...)
 }
 
 // Get implements idempotency.Store. The reply to a plain GET would not name the

@@ -15,6 +15,7 @@ import (
 	"context"
 	"crypto/tls"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
@@ -59,7 +60,8 @@ type Config struct {
 	// Fsync: a claim counts only when it is in the append-only file on the disk
 	// of the server, and on those of Replicas replicas. It needs Redis 7.2.
 	Fsync bool
-	// Strict: as long as a server has a Finding that is Refused, claims fail.
+	// Strict: as long as a server has a Finding that is Refused, claims fail. The
+	// store has a marker then, see Adopt.
 	Strict bool
 	// Report, if set, hears of each finding with a loss when it comes, with
 	// present, and when it is over. It is called from many goroutines.
@@ -76,6 +78,8 @@ type Store struct {
 	prefix string
 
 	health    health
+	markers   markers
+	serves    atomic.Bool   // Watch was called: a marker that is missing is made
 	looking   chan struct{} // has an element while a first claim asks the servers
 	unfit     chan struct{} // tells Watch of a new refusal that a connection has found
 	watchOnce sync.Once

@@ -58,22 +58,27 @@ type waiting func(context.Context) *goredis.Cmd
 
 func (sentOnce) NoRetry() bool { return true }
 
-func (s script) bySHA(ctx context.Context, key string, args ...any) sentOnce {
-	return s.command(ctx, "evalsha", s.sha1, key, args)
+func (s script) bySHA(ctx context.Context, keys []string, args ...any) sentOnce {
+	return s.command(ctx, "evalsha", s.sha1, keys, args)
 }
 
-func (s script) bySource(ctx context.Context, key string, args ...any) sentOnce {
-	return s.command(ctx, "eval", s.source, key, args)
+func (s script) bySource(ctx context.Context, keys []string, args ...any) sentOnce {
+	return s.command(ctx, "eval", s.source, keys, args)
 }
 
-func (script) command(ctx context.Context, name, body, key string, args []any) sentOnce {
-	return sentOnce{Cmd: goredis.NewCmd(ctx, append([]any{name, body, 1, key}, args...)...)}
+func (script) command(ctx context.Context, name, body string, keys []string, args []any) sentOnce {
+	words := make([]any, 0, 3+len(keys)+len(args))
+	words = append(words, name, body, len(keys))
+	for _, key := range keys {
+		words = append(words, key)
+	}
+	return sentOnce{Cmd: goredis.NewCmd(ctx, append(words, args...)...)}
 }
 
 // run sends the script, by its source if the server does not know it yet. No
 // other error is a reason to send again.
-func (s script) run(ctx context.Context, client goredis.UniversalClient, wait waiting, key string, args ...any) sentOnce {
-	cmd := s.bySHA(ctx, key, args...)
+func (s script) run(ctx context.Context, client goredis.UniversalClient, wait waiting, keys []string, args ...any) sentOnce {
+	cmd := s.bySHA(ctx, keys, args...)
 	process := func() {
 		if wait != nil {
 			cmd.wait = wait(ctx)
@@ -82,7 +87,7 @@ func (s script) run(ctx context.Context, client goredis.UniversalClient, wait wa
 	}
 	process()
 	if isNoScript(cmd.Err()) {
-		cmd = s.bySource(ctx, key, args...)
+		cmd = s.bySource(ctx, keys, args...)
 		process()
 	}
 	return cmd
@@ -100,14 +105,14 @@ type answer struct {
 
 // call sends a script for one key. The question is its first argument, which the
 // reply repeats.
-func (t *transport) call(ctx context.Context, sc script, key, question string, args ...any) (answer, error) {
+func (t *transport) call(ctx context.Context, sc script, keys []string, question string, args ...any) (answer, error) {
 	client := t.current()
 	var wait waiting
 	if sc.awaited != nil {
 		wait = t.wait
 	}
-	cmd := sc.run(ctx, client, wait, key, append([]any{question}, args...)...)
-	a, err := sc.parse(cmd, key, question)
+	cmd := sc.run(ctx, client, wait, keys, append([]any{question}, args...)...)
+	a, err := sc.parse(cmd, keys[0], question)
 	if err == nil && cmd.wait != nil && slices.Contains(sc.awaited, a.result) {
 		err = t.confirm(cmd.wait)
 	}

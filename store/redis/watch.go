@@ -68,6 +68,7 @@ func (s *Store) Findings() []Finding {
 // Watch asks the servers now, and again and again until Close. What it finds is
 // reported to Config.Report. It returns at once; further calls do nothing.
 func (s *Store) Watch() {
+	s.serves.Store(true)
 	s.watchOnce.Do(func() {
 		s.watching.Go(func() {
 			timer := time.NewTimer(0)
@@ -126,9 +127,12 @@ func (s *Store) firstLook(ctx context.Context) error {
 }
 
 // refusal returns the first finding that strict refuses, as an error.
-func (s *Store) refusal() error {
+func (s *Store) refusal() error { return s.unfitness("") }
+
+// unfitness is refusal without the findings about one setting.
+func (s *Store) unfitness(but string) error {
 	for _, f := range s.Findings() {
-		if f.Refused {
+		if f.Refused && f.Setting != but {
 			return fmt.Errorf("redis: strict refuses claims: %s at %s is %q: %s", f.Setting, f.Server, f.Value, f.Loss)
 		}
 	}
@@ -170,23 +174,33 @@ func (s *Store) note(name, runID string, findings []Finding) {
 			now.losses[setting] = f
 		}
 	}
+	if f, lost := before.losses[settingMarker]; lost {
+		now.losses[settingMarker] = f // until somebody looks at it
+	}
 	if s.health.servers == nil {
 		s.health.servers = map[string]serverState{}
 	}
 	s.health.servers[name] = now
 	s.health.mu.Unlock()
 
-	if now.refused() && !before.refused() {
-		select {
-		case s.unfit <- struct{}{}:
-		default:
-		}
-	}
-	if before.runID != "" && before.runID != now.runID {
+	replaced := before.runID != "" && before.runID != now.runID
+	s.lookSoon(now.refused() && !before.refused() || replaced && s.config.Strict)
+	if replaced {
 		s.report(Finding{Server: name, Setting: settingRunID, Value: runID,
 			Loss: "the server was restarted, or another one took its place: what it had not persisted or replicated is lost"}, true)
 	}
 	s.reportChanges(before.losses, now.losses)
+}
+
+// lookSoon tells Watch to look at once.
+func (s *Store) lookSoon(needed bool) {
+	if !needed {
+		return
+	}
+	select {
+	case s.unfit <- struct{}{}:
+	default:
+	}
 }
 
 func (s *Store) reportChanges(before, now map[string]Finding) {

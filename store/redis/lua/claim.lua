@@ -1,4 +1,5 @@
 -- KEYS[1]  the record
+-- KEYS[2]  the store's marker; optional
 -- ARGV[1]  token of the attempt, 16 bytes
 -- ARGV[2]  fingerprint, 32 bytes
 -- ARGV[3]  lease, ms
@@ -6,8 +7,9 @@
 -- ARGV[5]  '1' to take over an uncertain record
 -- ARGV[6]  not after, Unix ms of this server's clock
 -- ARGV[7]  payload
+-- ARGV[8]  what the marker must have, if it is given
 -- Result: 'claimed'; 'taken_over' if it was granted on another attempt's record;
--- 'too_late'; 'other_request', 'completed', 'in_progress' or
+-- 'lost' if the marker does not have it; 'too_late'; 'other_request', 'completed', 'in_progress' or
 -- 'uncertain' with the record as sixth element.
 --
 -- It runs without flags on purpose: a server over maxmemory then refuses the
@@ -15,6 +17,11 @@
 
 local token, fingerprint = ARGV[1], ARGV[2]
 local lease, retention, not_after = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[6])
+
+if KEYS[2] then
+  local marker = redis.call('GET', KEYS[2])
+  if not marker or not string.find(marker, ARGV[8], 1, true) then return reply('claim', token, 'lost') end
+end
 
 local record, unreadable = read()
 if unreadable then return unreadable end

@@ -119,7 +119,7 @@ func start(t testing.TB, l launch) *Server {
 	s.Client = goredis.NewClient(client)
 	t.Cleanup(func() {
 		_ = s.Client.Close()
-		s.Stop(t)
+		s.Kill(t) // nobody reads its data any more
 	})
 	s.Run(t)
 	return s
