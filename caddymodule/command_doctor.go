@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
+	"os"
 	"strings"
 	"text/tabwriter"
 
@@ -17,75 +17,59 @@ import (
 )
 
 // newDoctorCommand returns the command that shows what the configured store's
-// servers say about themselves, and what that means for the records.
+// servers say about themselves, and what that means for the records; and that
+// lets an operator adopt a store that has lost its records.
 func newDoctorCommand() *cobra.Command {
-	var configFile, adapter string
-	cmd := &cobra.Command{
-		Use:   "doctor",
-		Short: "Shows what the store's servers may lose",
-		Long: `Asks the Redis servers of a configuration what they are, how they persist and
+	cmd := newCommand("doctor [--adopt --reason <text>]", "Shows what the store's servers may lose", `
+Asks the Redis servers of a configuration what they are, how they persist and
 what they evict, and prints a table that says what can be lost because of it.
 It changes nothing. It ends with exit code 1 if something can be lost, or if a
-server cannot be used.
+server cannot be used. The configuration is that of --config, with --address that
+of a running Caddy, and by default a Caddyfile in the working directory.
 
-With --adopt it tells a running Caddy instead that a strict store that has lost
-its marker (flushed, another database, a failover without data) is right as it
-is: submits with a key go on, and repeats of submits that the store has forgotten
-are sent again. It ends with exit code 9 if the store has its marker.`,
-		Args: cobra.NoArgs,
-	}
-	var adopt bool
-	var reason, address string
-	cmd.Flags().BoolVar(&adopt, "adopt", false, "Say that a strict store that has lost its marker is right so")
-	cmd.Flags().StringVar(&reason, "reason", "", "Why you adopt it, for the log (required with --adopt)")
-	cmd.Flags().StringVar(&address, "address", "", "The address of the admin endpoint for --adopt, if not the default")
-	cmd.Flags().StringVarP(&configFile, "config", "c", "", "Configuration file; default: a Caddyfile in the working directory")
-	cmd.Flags().StringVarP(&adapter, "adapter", "a", "", "Name of the config adapter to apply")
-	cmd.RunE = caddycmd.WrapCommandFuncForCobra(func(caddycmd.Flags) (int, error) {
-		if adopt {
-			return adoptStoreOf(cmd.OutOrStdout(), address, configFile, adapter, reason)
+With --adopt it tells a running Caddy that its store is right as it is, although
+strict has found it without the marker that it had: it was flushed, is another
+database, or failed over to an empty replica. Submits with a key are taken
+again then. Repeats of those that the store has lost are sent again: if there is a
+job already there will be two, and both are billed. It ends with exit code 9 if
+there is nothing to adopt.`,
+		cobra.NoArgs, func(client *adminClient, fl caddycmd.Flags) error {
+			if fl.Bool("adopt") {
+				return adopt(client, fl)
+			}
+			text, err := client.get("/config/")
+			if err != nil {
+				return err
+			}
+			return doctor(text, fl)
+		})
+	cmd.Flags().Bool("adopt", false, "Have a running Caddy take its store as it is")
+	cmd.Flags().String("reason", "", "Why you decide so, for the log (required with --adopt)")
+	cmd.Flags().Bool("json", false, "Print JSON")
+	askRunning := cmd.RunE
+	fromFile := caddycmd.WrapCommandFuncForCobra(func(fl caddycmd.Flags) (int, error) {
+		text, _, _, err := caddycmd.LoadConfig(fl.String("config"), fl.String("adapter"))
+		if err == nil {
+			err = doctor(text, fl)
 		}
-		if reason != "" || address != "" {
-			return caddy.ExitCodeFailedStartup, errors.New("--reason and --address are for --adopt")
-		}
-		if err := doctor(cmd.OutOrStdout(), configFile, adapter); err != nil {
+		if err != nil {
 			return caddy.ExitCodeFailedStartup, err
 		}
 		return caddy.ExitCodeSuccess, nil
 	})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("adopt") || cmd.Flags().Changed("address") {
+			return askRunning(cmd, args)
+		}
+		return fromFile(cmd, args)
+	}
 	return cmd
 }
 
-// adoptStoreOf tells a running Caddy that its store is right as it is.
-func adoptStoreOf(out io.Writer, address, configFile, adapter, reason string) (exit int, err error) {
-	if strings.TrimSpace(reason) == "" {
-		return caddy.ExitCodeFailedStartup, errors.New("--reason is missing")
-	}
-	address, err = caddycmd.DetermineAdminAPIAddress(address, nil, configFile, adapter)
-	if err != nil {
-		return caddy.ExitCodeFailedStartup, err
-	}
-	client, err := newAdminClient(address)
-	if err != nil {
-		return caddy.ExitCodeFailedStartup, err
-	}
-	_, err = client.post(adoptPath, adoptOrder{reason})
-	var refused *refusal
-	switch {
-	case errors.As(err, &refused) && refused.status == http.StatusConflict:
-		return exitConflict, err
-	case err != nil:
-		return caddy.ExitCodeFailedStartup, err
-	}
-	_, err = fmt.Fprintln(out, "The store was adopted.")
-	return caddy.ExitCodeSuccess, err
-}
-
-// doctor writes the table for the store of a configuration.
-func doctor(out io.Writer, configFile, adapter string) error {
-	text, _, _, err := caddycmd.LoadConfig(configFile, adapter)
-	if err != nil {
-		return err
+// doctor shows what the servers of a configuration say, which is JSON.
+func doctor(text []byte, fl caddycmd.Flags) error {
+	if fl.Changed("reason") {
+		return errors.New("--reason is for --adopt")
 	}
 	var config struct {
 		Apps struct {
@@ -102,16 +86,29 @@ func doctor(out io.Writer, configFile, adapter string) error {
 		return err
 	}
 	server, ok := store.(*RedisStore)
-	if !ok {
-		_, err := fmt.Fprintf(out, "The store is %s, which has no server to ask.\n", store.CaddyModule().ID.Name())
-		return err
+	switch {
+	case ok:
+		return server.examine(ctx, os.Stdout, fl.Bool("json"))
+	case fl.Bool("json"):
+		_, err = fmt.Println("[]")
+	default:
+		_, err = fmt.Printf("The store is %s, which has no server to ask.\n", store.CaddyModule().ID.Name())
 	}
-	return server.examine(ctx, out)
+	return err
+}
+
+// printedFinding is a finding as --json prints it.
+type printedFinding struct {
+	Server  string `json:"server"`
+	Setting string `json:"setting"`
+	Value   string `json:"value"`
+	Loss    string `json:"loss,omitempty"`
+	Refused bool   `json:"refused"`
 }
 
 // examine writes what the servers say, and returns an error if anything is
 // wrong.
-func (s *RedisStore) examine(ctx context.Context, out io.Writer) (err error) {
+func (s *RedisStore) examine(ctx context.Context, out io.Writer, asJSON bool) (err error) {
 	quiet := s.config
 	quiet.Report = nil // the table says it all
 	store := openRedis(quiet)
@@ -119,6 +116,7 @@ func (s *RedisStore) examine(ctx context.Context, out io.Writer) (err error) {
 
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "SERVER\tSETTING\tVALUE\tWHAT CAN BE LOST") // errors come with Flush
+	documents := []printedFinding{}
 	wrong, refused := 0, 0
 	for _, f := range store.Inspect(ctx) {
 		verdict := "ok"
@@ -130,13 +128,35 @@ func (s *RedisStore) examine(ctx context.Context, out io.Writer) (err error) {
 			refused++
 			verdict += " (strict refuses it)"
 		}
+		documents = append(documents, printedFinding(f))
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", f.Server, f.Setting, cmp.Or(f.Value, "-"), verdict)
 	}
-	if err := table.Flush(); err != nil {
+	if asJSON {
+		err = json.NewEncoder(out).Encode(documents)
+	} else {
+		err = table.Flush()
+	}
+	if err != nil {
 		return err
 	}
 	if wrong > 0 {
 		return fmt.Errorf("lines that are not ok: %d, of which strict refuses: %d", wrong, refused)
 	}
 	return nil
+}
+
+// adopt is doctor with --adopt.
+func adopt(client *adminClient, fl caddycmd.Flags) error {
+	if strings.TrimSpace(fl.String("reason")) == "" {
+		return errors.New("--reason is missing")
+	}
+	reply, err := client.post(adoptPath, adoptOrder{fl.String("reason")})
+	if err != nil {
+		return fmt.Errorf("adopt the store: %w", err)
+	}
+	if fl.Bool("json") {
+		return printJSON(reply)
+	}
+	_, err = fmt.Println("The store was adopted.")
+	return err
 }
