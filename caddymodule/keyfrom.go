@@ -76,13 +76,3 @@ func withHeader(r *http.Request, name, value string) *http.Request {
 	with.Header.Set(name, value)
 	return with
 }
-
-// AcceptIf is what the body of an acceptance says.
-type AcceptIf struct {
-	// Where in the JSON body: a JSON pointer (RFC 6901).
-	Pointer string `json:"pointer"`
-
-	// The value there: its JSON text, or the content of a string. Default: none,
-	// any value but null will do.
-	Value *string `json:"value,omitempty"`
-}

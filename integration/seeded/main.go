@@ -178,7 +178,7 @@ var mistakes = []mistake{
 		"./idempotency/fingerprint", "TestAmbiguousForms",
 	},
 	{
-		"no ignored members", "caddymodule/handler.go",
+		"no ignored members", "caddymodule/configure.go",
 		"config.Ignore = append(config.Ignore, pointer)", "_ = pointer",
 		black, "TestRepeatOrReuse",
 	},
