@@ -144,14 +144,3 @@ func countFindings() float64 {
 	}
 	return float64(len(found))
 }
-
-// pooledEngines returns all engines in the pool. An engine that begins to work
-// enters it once more with its own mutex held, so none is asked while Range
-// holds the pool's.
-func pooledEngines() (all []pooledEngine) {
-	engines.Range(func(_, value any) bool {
-		all = append(all, value.(pooledEngine))
-		return true
-	})
-	return all
-}

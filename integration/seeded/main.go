@@ -218,7 +218,7 @@ var mistakes = []mistake{
 		"./idempotency", ".",
 	},
 	{
-		"a reload closes the store while an outcome is not stored", "caddymodule/app.go",
+		"a reload closes the store while an outcome is not stored", "caddymodule/pool.go",
 		"return hold(key) }", "return func() {} }",
 		black, "TestReloadWithUnstoredOutcome",
 	},
