@@ -108,10 +108,10 @@ func withEngine(f func(*idempotency.Engine, *idempotency.Keyring) error) error {
 	if err != nil {
 		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errors.New("the configuration has no idempotency handler")}
 	}
-	engine, release, err := app.(*App).engine.use()
+	store, release, err := app.(*App).store.use()
 	if err == nil {
 		defer release()
-		err = f(engine, app.(*App).keyring)
+		err = f(store.engine, app.(*App).keyring)
 	}
 	var state *idempotency.StateError
 	var status int
@@ -674,7 +674,7 @@ func adoptStore(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errors.New("the configuration has no idempotency handler")}
 	}
-	err = app.(*App).engine.adopt(r.Context())
+	err = app.(*App).store.adopt(r.Context())
 	switch {
 	case errors.Is(err, redis.ErrNotLost), errors.Is(err, redis.ErrNotStrict):
 		return caddy.APIError{HTTPStatus: http.StatusConflict, Err: err}

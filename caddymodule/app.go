@@ -37,7 +37,7 @@ type App struct {
 	EncryptionKey []string `json:"encryption_key,omitempty"`
 
 	keyring  *idempotency.Keyring
-	engine   *sharedEngine
+	store    *storeHandle
 	acquired bool
 	checked  map[*caddyhttp.Server]*questions
 	guards   []*guard // of the servers that are checked
@@ -66,16 +66,16 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if a.keyring, err = parseEncryptionKeys(caddy.NewReplacer(), a.EncryptionKey); err != nil {
 		return err
 	}
-	store, err := a.loadStore(ctx)
+	module, err := a.loadStore(ctx)
 	if err != nil {
 		return err
 	}
-	a.owners.store = resourcesOf(store)
-	engine := newSharedEngine(store)
-	if err := engine.acquire(); err != nil {
+	a.owners.store = resourcesOf(module)
+	store := newStoreHandle(module)
+	if err := store.acquire(); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
-	a.engine, a.acquired = engine, true
+	a.store, a.acquired = store, true
 	return nil
 }
 
@@ -118,7 +118,7 @@ func (a *App) checkOnce(server *caddyhttp.Server) (*questions, error) {
 // background. Any other store is opened by the first submit. It warns of keys
 // that this configuration has made free again.
 func (a *App) Start() error {
-	if err := a.engine.watch(); err != nil {
+	if err := a.store.watch(); err != nil {
 		return err
 	}
 	a.deploy()
@@ -147,24 +147,24 @@ func (a *App) Cleanup() error {
 	if caddy.Exiting() {
 		a.drain()
 	}
-	return a.engine.release()
+	return a.store.release()
 }
 
 // drain says which attempts the ending process leaves behind, in the store too.
 func (a *App) drain() {
-	engine, err := a.engine.get()
+	store, err := a.store.get()
 	if err != nil {
 		return // nothing was ever opened
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
-	alive, unstored := engine.Drain(ctx)
+	alive, unstored := store.engine.Drain(ctx)
 	if len(alive) > 0 {
 		a.logger.Warn("stopping while submits are running; their outcome is unknown",
 			zap.Int("count", len(alive)), zap.Any("records", first(alive)))
 		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 		defer cancel()
-		if left := engine.Abandon(ctx); len(left) > 0 {
+		if left := store.engine.Abandon(ctx); len(left) > 0 {
 			a.logger.Error("stopping while that is not stored; repeats are told of a submit in progress until its lease is over",
 				zap.Int("count", len(left)), zap.Any("records", first(left)))
 		}

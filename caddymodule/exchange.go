@@ -45,12 +45,12 @@ func (e *exchange) submit(key idempotency.Key) error {
 	if !read {
 		return err
 	}
-	engine, release, err := e.engine.use()
+	store, release, err := e.store.use()
 	if err != nil {
 		return e.storeError(err)
 	}
 	defer release()
-	attempt, err := e.claim(engine, key, fingerprint)
+	attempt, err := e.claim(store.engine, key, fingerprint)
 	if attempt == nil {
 		return err
 	}

@@ -162,7 +162,7 @@ type Handler struct {
 	// readsCredential: an option has a placeholder that mapCredential makes known.
 	readsCredential bool
 
-	engine    *sharedEngine
+	store     *storeHandle
 	questions *questions // never nil
 	logger    *zap.Logger
 }
@@ -185,7 +185,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return fmt.Errorf("idempotency app: %w", err)
 	}
-	h.engine = app.(*App).engine
+	h.store = app.(*App).store
 	h.policy.Keyring = app.(*App).keyring
 	h.requests = metrics.requestsOf(h.Namespace)
 	app.(*App).owners.add(h)

@@ -66,12 +66,12 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhtt
 
 // ready asks the store whether submits could be claimed.
 func (a *App) ready(ctx context.Context) error {
-	engine, release, err := a.engine.use()
+	store, release, err := a.store.use()
 	if err != nil {
 		return err
 	}
 	defer release()
-	return engine.Ready(ctx)
+	return store.engine.Ready(ctx)
 }
 
 // healthDocument is the answer to a probe. It does not say what the store's error

@@ -126,8 +126,8 @@ func (c *collectors) observeStore(op string, took time.Duration, err error) {
 // current configuration, and those that attempts of earlier ones still need.
 func sumEngines(number func(*idempotency.Engine) int) float64 {
 	sum := 0
-	for _, pooled := range pooledEngines() {
-		sum += number(pooled.Engine)
+	for _, pooled := range pooledStores() {
+		sum += number(pooled.engine)
 	}
 	return float64(sum)
 }
@@ -135,7 +135,7 @@ func sumEngines(number func(*idempotency.Engine) int) float64 {
 // countFindings counts what stores that look after their servers have found.
 func countFindings() float64 {
 	found := make(map[redis.Finding]bool) // two stores may have one server
-	for _, pooled := range pooledEngines() {
+	for _, pooled := range pooledStores() {
 		if store, ok := pooled.store.(interface{ Findings() []redis.Finding }); ok {
 			for _, finding := range store.Findings() {
 				found[finding] = true

@@ -1,6 +1,7 @@
 package caddymodule
 
 import (
+	"context"
 	"errors"
 
 	"github.com/caddyserver/caddy/v2"
@@ -10,120 +11,124 @@ import (
 	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
 )
 
-// engines has the engine of each store that a configuration uses or an attempt
-// still needs, by the identity of the store. Old and new configuration share
-// an engine over a reload.
-var engines = caddy.NewUsagePool()
+// stores has each store that a configuration uses or an attempt still needs, with
+// what works on it, by the identity of the store. Old and new configuration share
+// all of it over a reload: one client of a server, one handle of a file.
+var stores = caddy.NewUsagePool()
 
-// sharedEngine is a handle to an engine in the pool.
-type sharedEngine struct {
-	store StoreModule
-	key   string
+// storeHandle is a configuration's way to its store in the pool.
+type storeHandle struct {
+	module StoreModule
+	key    string
 }
 
-func newSharedEngine(store StoreModule) *sharedEngine {
-	return &sharedEngine{store: store, key: storeKey(store)}
+func newStoreHandle(module StoreModule) *storeHandle {
+	return &storeHandle{module: module, key: storeKey(module)}
 }
 
-// pooledEngine is an engine in the pool. It captures nothing of a
-// configuration: it outlives the one that made it.
-type pooledEngine struct {
-	*idempotency.Engine
-	store idempotency.Store
+// pooledStore is an open store with its tenants: whatever works on it in this
+// process, each of them once. It captures nothing of a configuration: it outlives
+// the one that made it.
+type pooledStore struct {
+	store  idempotency.Store
+	engine *idempotency.Engine
 }
 
-// Destruct closes the store, when neither a configuration nor the engine's own
-// work needs it.
-func (e pooledEngine) Destruct() error { return e.Close() }
+// Destruct closes the tenants and then the store, when neither a configuration nor
+// a tenant's own work needs it.
+func (s *pooledStore) Destruct() error {
+	s.engine.Close()
+	return s.store.Close()
+}
 
-func (s *sharedEngine) load() (pooledEngine, error) {
-	key := s.key
-	value, _, err := engines.LoadOrNew(key, func() (caddy.Destructor, error) {
-		store, err := s.store.Open()
+func (h *storeHandle) load() (*pooledStore, error) {
+	key := h.key
+	value, _, err := stores.LoadOrNew(key, func() (caddy.Destructor, error) {
+		store, err := h.module.Open()
 		if err != nil {
 			return nil, err
 		}
-		return pooledEngine{store: store, Engine: idempotency.NewEngine(idempotency.EngineConfig{
+		return &pooledStore{store: store, engine: idempotency.NewEngine(idempotency.EngineConfig{
 			Store:        store,
-			StoreTimeout: s.store.OperationTimeout(),
+			StoreTimeout: h.module.OperationTimeout(),
 			Observer:     observer{},
 			// As long as the engine works by itself, it counts as a user.
 			Hold: func() func() { return hold(key) },
 		})}, nil
 	})
 	if err != nil {
-		return pooledEngine{}, err
+		return nil, err
 	}
-	return value.(pooledEngine), nil
+	return value.(*pooledStore), nil
 }
 
-// hold adds a user to an engine that has one, for as long as it works by itself.
+// hold adds a user to a store that has one, for as long as a tenant works by itself.
 func hold(key string) (done func()) {
-	_, _, err := engines.LoadOrNew(key, func() (caddy.Destructor, error) { return nil, errNoUser })
+	_, _, err := stores.LoadOrNew(key, func() (caddy.Destructor, error) { return nil, errNoUser })
 	if err != nil {
 		return func() {}
 	}
-	return func() { letGo(key) }
+	return func() { releaseAndLog(key) }
 }
 
-var errNoUser = errors.New("the engine is closed")
+var errNoUser = errors.New("the store is closed")
 
-// letGo takes a user away who has nobody to tell of an error.
-func letGo(key string) {
-	if _, err := engines.Delete(key); err != nil {
+// releaseAndLog takes a user away who has nobody to tell of an error.
+func releaseAndLog(key string) {
+	if _, err := stores.Delete(key); err != nil {
 		log().Error("closing store", zap.Error(err))
 	}
 }
 
 // watch lets the store watch over its server, if it can. Somebody has to know
-// that the engine has a user.
-func (s *sharedEngine) watch() error {
-	engine, err := s.load()
+// that the store has a user.
+func (h *storeHandle) watch() error {
+	pooled, err := h.load()
 	if err != nil {
 		return err
 	}
-	if store, ok := engine.store.(interface{ Watch() }); ok {
+	if store, ok := pooled.store.(interface{ Watch() }); ok {
 		store.Watch()
 	}
-	return s.release()
+	return h.release()
 }
 
 // acquire adds a user. Each successful acquire needs one release.
-func (s *sharedEngine) acquire() error {
-	_, err := s.load()
+func (h *storeHandle) acquire() error {
+	_, err := h.load()
 	return err
 }
 
-func (s *sharedEngine) release() error {
-	_, err := engines.Delete(s.key)
+func (h *storeHandle) release() error {
+	_, err := stores.Delete(h.key)
 	return err
 }
 
-// get returns the engine for somebody who knows that it has a user.
-func (s *sharedEngine) get() (*idempotency.Engine, error) {
-	engine, err := s.load()
+// get returns the store for somebody who knows that it has a user.
+func (h *storeHandle) get() (*pooledStore, error) {
+	pooled, err := h.load()
 	if err != nil {
 		return nil, err
 	}
-	return engine.Engine, s.release()
+	return pooled, h.release()
 }
 
-// use returns the engine for one request, which may outlive its configuration
+// use returns the store for one request, which may outlive its configuration
 // and must call the function at its end.
-func (s *sharedEngine) use() (*idempotency.Engine, func(), error) {
-	engine, err := s.load()
+func (h *storeHandle) use() (*pooledStore, func(), error) {
+	pooled, err := h.load()
 	if err != nil {
 		return nil, nil, errors.Join(idempotency.ErrStoreUnavailable, err)
 	}
-	return engine.Engine, func() { letGo(s.key) }, nil
+	return pooled, func() { releaseAndLog(h.key) }, nil
 }
 
-// pooledEngines returns all engines in the pool. An engine that begins to work
-// enters it once more with its own mutex held, so none is asked while Range
+// pooledStores returns all stores in the pool. An engine that begins to work
+// enters its store once more with its own mutex held, so none is asked while Range
 // holds the pool's.
-func pooledEngines() (all []pooledEngine) {
-	engines.Range(func(_, value any) bool {
-		all = append(all, value.(pooledEngine))
+func pooledStores() (all []*pooledStore) {
+	stores.Range(func(_, value any) bool {
+		all = append(all, value.(*pooledStore))
 		return true
 	})
 	return all
@@ -131,17 +136,17 @@ func pooledEngines() (all []pooledEngine) {
 
 // adopt tells the store that what it lost was right to be lost, by an operator's
 // word.
-func (s *sharedEngine) adopt(ctx context.Context) error {
-	engine, err := s.load()
+func (h *storeHandle) adopt(ctx context.Context) error {
+	pooled, done, err := h.use()
 	if err != nil {
 		return err
 	}
-	defer letGo(s.key)
-	if store, ok := engine.store.(interface{ Adopt(context.Context) error }); ok {
+	defer done()
+	if store, ok := pooled.store.(interface{ Adopt(context.Context) error }); ok {
 		return store.Adopt(ctx)
 	}
 	return redis.ErrNotStrict
 }
 
 // Interface guard
-var _ caddy.Destructor = pooledEngine{}
+var _ caddy.Destructor = (*pooledStore)(nil)

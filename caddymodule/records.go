@@ -25,12 +25,12 @@ func (c recordsCollector) Collect(series chan<- prometheus.Metric) {
 	if err != nil {
 		return // no configuration is active, or it has no handler
 	}
-	engine, release, err := app.(*App).engine.use()
+	store, release, err := app.(*App).store.use()
 	if err != nil {
 		return // its store cannot be opened, as each submit reports
 	}
 	defer release()
-	counts := engine.Census()
+	counts := store.engine.Census()
 	for _, state := range []idempotency.State{idempotency.InProgress, idempotency.Completed, idempotency.Uncertain} {
 		if n, known := counts[state]; known {
 			series <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), state.String())

@@ -80,11 +80,9 @@ func TestCensus(t *testing.T) {
 		// The end does not wait for the store, and no census comes after it.
 		time.Sleep(time.Minute)
 		want("at the end", 7, nil)
-		if err := engine.Close(); err != nil {
-			t.Error(err)
-		}
-		if !store.closed {
-			t.Error("the store is not closed")
+		engine.Close()
+		if store.closed {
+			t.Error("the store is closed, and others may work on it")
 		}
 		time.Sleep(time.Hour)
 		want("after the end", 7, nil)
@@ -146,8 +144,6 @@ func TestCensusLeavesTime(t *testing.T) {
 		if scans != 2*pages {
 			t.Errorf("%d scans, want %d", scans, 2*pages)
 		}
-		if err := engine.Close(); err != nil {
-			t.Error(err)
-		}
+		engine.Close()
 	})
 }

@@ -94,7 +94,8 @@ func TestNodesWithClocksApart(t *testing.T) {
 	}
 	engine := idempotency.NewEngine(idempotency.EngineConfig{Store: c, StoreTimeout: patience})
 	t.Cleanup(func() {
-		if err := engine.Close(); err != nil {
+		engine.Close()
+		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
 	})

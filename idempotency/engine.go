@@ -168,12 +168,10 @@ func (e *Engine) askNow(ctx context.Context) (time.Time, error) {
 	return now, nil
 }
 
-// Close ends a count of the records and closes the store. It may be called once,
-// when the engine is idle.
-func (e *Engine) Close() error {
-	e.census.end()
-	return e.store.Close()
-}
+// Close ends a count of the records, and returns when the engine does not use the
+// store any more. The store stays open: it is the caller's, and others may work on
+// it. Close may be called once, when the engine is idle.
+func (e *Engine) Close() { e.census.end() }
 
 type silent struct{}
 

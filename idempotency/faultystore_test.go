@@ -401,7 +401,8 @@ func newHarness(t *testing.T, options ...option) *harness {
 		if engineConfig.Observer != nil {
 			h.wantEachCallObserved()
 		}
-		if err := h.engine.Close(); err != nil {
+		h.engine.Close()
+		if err := engineConfig.Store.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
 		if n := h.held.Load(); n != 0 {

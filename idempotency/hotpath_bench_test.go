@@ -36,12 +36,12 @@ var hotPaths = map[string]func(tb testing.TB) (once func()){
 }
 
 func newEngineOnFile(tb testing.TB) *idempotency.Engine {
-	e := idempotency.NewEngine(idempotency.EngineConfig{
-		Store: embedded.New(embedded.Config{Path: filepath.Join(tb.TempDir(), "idempotency.db")}),
-	})
+	store := embedded.New(embedded.Config{Path: filepath.Join(tb.TempDir(), "idempotency.db")})
+	e := idempotency.NewEngine(idempotency.EngineConfig{Store: store})
 	tb.Cleanup(func() {
 		e.Drain(context.Background())
-		_ = e.Close()
+		e.Close()
+		_ = store.Close()
 	})
 	return e
 }

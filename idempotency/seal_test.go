@@ -436,7 +436,8 @@ func FuzzEncryptedDetails(f *testing.F) {
 	r, _, err := store.Get(context.Background(), s.ID)
 	admission.Attempt.Conclude(refusal)
 	engine.Drain(context.Background())
-	if err := errors.Join(err, engine.Close()); err != nil {
+	engine.Close()
+	if err := errors.Join(err, store.Close()); err != nil {
 		f.Fatal(err)
 	}
 	sealed := r.Payload
