@@ -51,7 +51,7 @@ func (e *exchange) submit(key idempotency.Key) error {
 	if attempt == nil {
 		return err
 	}
-	return e.forward(attempt)
+	return e.forward(attempt, e.maxResponseBody)
 }
 
 // read finds out which record the request is about, reads its body, and digests
@@ -198,7 +198,7 @@ func (e *exchange) storeError(err error) error {
 		e.note(outcomeStoreError)
 		e.logger.Warn("submit is forwarded without protection because the store failed (on_store_error forward)",
 			zap.String("record", string(e.id)), zap.Error(err))
-		return e.forward(nil)
+		return e.forward(nil, 0) // nothing waits for the store
 	}
 	return e.problem(idempotency.Problem{Code: idempotency.CodeStoreUnavailable, RetryAfter: retryStore})
 }

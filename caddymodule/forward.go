@@ -16,138 +16,127 @@ import (
 )
 
 // forward sends a claimed submit to the provider and answers the caller when
-// the outcome is stored. Without an attempt nothing is stored, and the answer is
-// passed on as it comes; what is said of answers holds there, too.
-func (e *exchange) forward(attempt *idempotency.Attempt) error {
-	ctx, span := e.startForward()
-	defer span.End() // if it has not ended before
-	f := newForwarding(ctx, e.questions, e.upstreamTimeout)
+// the outcome is stored. Without an attempt nothing is stored; what is said of
+// answers holds there, too. An answer over the limit is passed on as it comes.
+func (e *exchange) forward(attempt *idempotency.Attempt, limit int64) error {
+	f := newForwarding(e, attempt, limit)
 	defer f.end()
-	limit := e.maxResponseBody
-	if attempt == nil {
-		limit = 0 // nothing waits for the store
-	}
-	rec := newRecorder(e.w, limit, e.policy.Accepts)
-	defer e.closeRecorder(rec)
-	rec.onStream = func() (concluded bool) {
-		began := time.Now()
-		result := idempotency.Result{Status: rec.status, Header: rec.own}
-		f.hear(&result)
-		if attempt == nil {
-			f.follow(e.r.Context())
-			result.Whole, result.BodyNotKept = true, true
-			if e.policy.Classify(result) == idempotency.ConcludedUnknown {
-				idempotency.OutcomeUnknown(e.id).Mark(rec.sent)
-			}
-			return true
-		}
-		conclusion, reason, concluded := attempt.ConcludeStream(result)
-		if !concluded {
-			return false
-		}
-		// The outcome is settled: from here on this is a stream to this caller.
-		f.follow(e.r.Context())
-		e.noteConclusion(attempt, conclusion, reason, rec.status)
-		e.traceConclusion(span, began, attempt, conclusion, reason)
-		if conclusion == idempotency.ConcludedUnknown {
-			idempotency.OutcomeUnknown(e.id).Mark(rec.sent)
-		}
-		return true
-	}
-
 	out := e.outgoing(f.ctx)
 	f.wire.out = out
 	e.propagate(f.ctx, out.Header)
-	crashed, err := serve(e.next, rec, out)
-	return e.conclude(attempt, f, span, rec, crashed, err)
+	crashed, err := serve(e.next, f.rec, out)
+	return f.conclude(crashed, err)
+}
+
+// settle finds out what came of the submit, stores it, and makes it known: to
+// logs, metrics and spans, and to the caller in the header of the answer that is
+// held back. Of an answer that has not come to its end it may report false: then
+// its end is to be settled.
+func (f *forwarding) settle(began time.Time, r idempotency.Result, ended bool) (c idempotency.Conclusion, settled bool) {
+	if f.attempt == nil {
+		c = f.policy.Classify(r)
+		f.uncertain = c == idempotency.ConcludedUnknown
+	} else {
+		var reason string
+		if ended {
+			c, reason = f.attempt.Conclude(r)
+		} else if c, reason, settled = f.attempt.ConcludeStream(r); !settled {
+			return c, false
+		}
+		f.noteConclusion(c, reason, cmp.Or(r.Status, r.ProviderStatus))
+		f.traceConclusion(began, c, reason)
+		// After another attempt nothing but an acceptance makes the outcome known.
+		f.uncertain = c == idempotency.ConcludedUnknown || c != idempotency.ConcludedAccepted && f.attempt.TookOver()
+	}
+	if f.uncertain {
+		f.rec.mark(idempotency.OutcomeUnknown(f.id))
+	}
+	return c, true
+}
+
+// concludeStream settles an answer before its end, if that can be: see recorder.
+func (f *forwarding) concludeStream() (concluded bool) {
+	began := time.Now()
+	result := idempotency.Result{Status: f.rec.status, Header: f.rec.own, Whole: true, BodyNotKept: true}
+	f.readProviderStatus(&result)
+	if _, settled := f.settle(began, result, false); !settled {
+		return false
+	}
+	// From here on this is a stream to this caller.
+	f.follow(f.r.Context())
+	return true
 }
 
 // conclude settles what came of a submit, unless that was done when its stream
 // began, and answers the caller.
-func (e *exchange) conclude(
-	attempt *idempotency.Attempt, f *forwarding, span trace.Span, rec *recorder, crashed *crash, err error,
-) error {
+func (f *forwarding) conclude(crashed *crash, err error) error {
 	answered := time.Now()
 	if cause := f.wire.state().stopped; cause != notStopped {
-		e.logger.Error("a second request to a provider for one submit was stopped before its first byte; "+
-			"what the first one came to decides", zap.String("record", string(e.id)), zap.String("cause", string(cause)))
+		f.logger.Error("a second request to a provider for one submit was stopped before its first byte; "+
+			"what the first one came to decides", zap.String("record", string(f.id)), zap.String("cause", string(cause)))
 	}
-	if rec.concluded {
+	if f.rec.concluded {
 		if crashed != nil {
 			panic(crashed.value)
 		}
-		rec.finish()
+		f.rec.finish()
 		if err != nil {
-			e.logPassedOn(err)
+			f.logPassedOn(err)
 		}
 		return nil
 	}
 
-	result := f.result(rec, err, crashed)
-	var conclusion idempotency.Conclusion
-	if attempt == nil {
-		conclusion = e.policy.Classify(result)
-	} else {
-		var reason string
-		conclusion, reason = attempt.Conclude(result)
-		e.noteConclusion(attempt, conclusion, reason, cmp.Or(result.Status, result.ProviderStatus))
-		e.traceConclusion(span, answered, attempt, conclusion, reason)
-	}
-	span.End(trace.WithTimestamp(answered))
+	result := f.result(err, crashed)
+	conclusion, _ := f.settle(answered, result, true)
+	f.span.End(trace.WithTimestamp(answered))
 	if crashed != nil && !crashed.isAbort() {
 		// The value may hold anything; its type and the stack tell where to look.
-		e.logger.Error("a handler after idempotency panicked", zap.String("record", string(e.id)),
+		f.logger.Error("a handler after idempotency panicked", zap.String("record", string(f.id)),
 			zap.String("type", fmt.Sprintf("%T", crashed.value)), zap.ByteString("stack", crashed.stack))
 	}
-	return e.answer(attempt, rec, result, conclusion, err)
+	return f.answer(result, conclusion, err)
 }
 
 // answer gives the first caller what the attempt came to.
-func (e *exchange) answer(
-	attempt *idempotency.Attempt, rec *recorder, result idempotency.Result, conclusion idempotency.Conclusion, err error,
-) error {
-	problem := idempotency.OutcomeUnknown(e.id)
-	// Then nothing but an acceptance makes the outcome known.
-	tookOver := attempt != nil && attempt.TookOver()
+func (f *forwarding) answer(result idempotency.Result, conclusion idempotency.Conclusion, err error) error {
 	switch conclusion {
 	case idempotency.ConcludedUnknown:
-		if result.Status != 0 && !e.policy.BrokeOff(result) {
-			problem.Mark(rec.sent)
-			rec.flushAll()
+		if result.Status != 0 && !f.policy.BrokeOff(result) {
+			f.rec.flushAll()
 			return nil
 		}
 		status := http.StatusBadGateway
 		if result.TimedOut {
 			status = http.StatusGatewayTimeout
 		}
-		return e.written(problem.Write(e.w, e.format, status))
+		return f.written(idempotency.OutcomeUnknown(f.id).Write(f.w, f.format, status))
 	case idempotency.ConcludedNeverSent:
 		if err == nil {
 			err = caddyhttp.Error(http.StatusGatewayTimeout, errors.New("no connection to the provider"))
 		}
-		if tookOver {
-			problem.Mark(e.w.Header())
-		}
-		return e.fail(err)
+		return f.turnDown(err)
 	case idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
 		if result.Status == 0 {
 			// A refusal that a handler below wanted to make up for elsewhere.
-			if tookOver {
-				problem.Mark(e.w.Header())
-			}
-			return e.fail(caddyhttp.Error(result.ProviderStatus, errSecondRequest))
+			return f.turnDown(caddyhttp.Error(result.ProviderStatus, errSecondRequest))
 		}
-		if tookOver {
-			problem.Mark(rec.sent)
-		}
-		rec.flushAll() // an error would have made it another conclusion
+		f.rec.flushAll() // an error would have made it another conclusion
 		return nil
 	case idempotency.ConcludedAccepted:
-		rec.flushAll()
+		f.rec.flushAll()
 		return nil
 	default:
 		return fmt.Errorf("idempotency: unexpected conclusion %d", conclusion)
 	}
+}
+
+// turnDown answers with an error of the gateway's own in place of what is held
+// back.
+func (f *forwarding) turnDown(err error) error {
+	if f.uncertain {
+		idempotency.OutcomeUnknown(f.id).Mark(f.w.Header())
+	}
+	return f.fail(err)
 }
 
 // crash is a panic of a handler below.
@@ -184,26 +173,26 @@ func (e *exchange) closeRecorder(rec *recorder) {
 }
 
 // noteConclusion notes and logs what an attempt came to.
-func (e *exchange) noteConclusion(attempt *idempotency.Attempt, c idempotency.Conclusion, reason string, status int) {
-	if attempt.TookOver() && c != idempotency.ConcludedAccepted && c != idempotency.ConcludedUnknown {
+func (f *forwarding) noteConclusion(c idempotency.Conclusion, reason string, status int) {
+	if f.attempt.TookOver() && c != idempotency.ConcludedAccepted && c != idempotency.ConcludedUnknown {
 		c, reason = idempotency.ConcludedUnknown, "this attempt came to nothing, and that of the one before it is still unknown"
 	}
 	switch c {
 	case idempotency.ConcludedAccepted:
-		e.note(outcomeAccepted)
+		f.note(outcomeAccepted)
 	case idempotency.ConcludedRefused, idempotency.ConcludedNeverSent:
-		e.note(outcomeRefused)
+		f.note(outcomeRefused)
 	case idempotency.ConcludedNotAccepted:
-		e.note(outcomeRefused)
-		e.logger.Warn("the provider answered with a 2xx that store_status does not count as acceptance; the key is free again",
-			zap.String("record", string(e.id)), zap.Int("status", status))
+		f.note(outcomeRefused)
+		f.logger.Warn("the provider answered with a 2xx that store_status does not count as acceptance; the key is free again",
+			zap.String("record", string(f.id)), zap.Int("status", status))
 	case idempotency.ConcludedUnknown:
-		e.note(outcomeUncertain)
+		f.note(outcomeUncertain)
 		repeats := "repeats are refused"
-		if e.policy.ResubmitUncertain {
+		if f.policy.ResubmitUncertain {
 			repeats = "the next repeat is sent again"
 		}
-		e.logger.Warn("the outcome of a submit is unknown; "+repeats,
-			zap.String("record", string(e.id)), zap.String("reason", reason))
+		f.logger.Warn("the outcome of a submit is unknown; "+repeats,
+			zap.String("record", string(f.id)), zap.String("reason", reason))
 	}
 }

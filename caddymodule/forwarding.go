@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
@@ -20,11 +20,16 @@ import (
 // forwarding is the way of one submit to the provider: the context that it is
 // bound to, and what is known about how far it came.
 type forwarding struct {
+	*exchange
+	attempt   *idempotency.Attempt // nil without protection
+	rec       *recorder
+	span      trace.Span
+	uncertain bool // the answer says so
+
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 	stop   func() bool // ends following the caller; nil if that has not begun
-	repl   *caddy.Replacer
 
 	timedOut atomic.Bool
 	wire     wire
@@ -32,15 +37,18 @@ type forwarding struct {
 
 // newForwarding starts the clock of the upstream timeout. The forwarding's
 // context has the caller's values and does not end when the caller hangs up.
-func newForwarding(caller context.Context, q *questions, timeout time.Duration) *forwarding {
-	f := &forwarding{repl: caller.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)}
+func newForwarding(e *exchange, attempt *idempotency.Attempt, limit int64) *forwarding {
+	f := &forwarding{exchange: e, attempt: attempt}
+	f.rec = newRecorder(e.w, limit, e.policy.Accepts, f.concludeStream)
+	caller, span := e.startForward()
+	f.span = span
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(caller))
 	f.cancel = cancel
-	f.timer = time.AfterFunc(timeout, func() {
+	f.timer = time.AfterFunc(e.upstreamTimeout, func() {
 		f.timedOut.Store(true)
 		cancel(context.DeadlineExceeded)
 	})
-	f.wire.questions, f.wire.repl, f.wire.cancel = q, f.repl, cancel
+	f.wire.questions, f.wire.repl, f.wire.cancel = e.questions, e.repl, cancel
 	f.ctx = httptrace.WithClientTrace(ctx, f.wire.trace())
 	return f
 }
@@ -53,11 +61,13 @@ func (f *forwarding) follow(caller context.Context) {
 }
 
 func (f *forwarding) end() {
+	f.closeRecorder(f.rec)
 	f.timer.Stop()
 	if f.stop != nil {
 		f.stop()
 	}
 	f.cancel(context.Canceled)
+	f.span.End() // if it has not ended before
 }
 
 // outgoing returns the request as it goes to the handlers below: with the body
@@ -102,7 +112,8 @@ func (e *exchange) outgoing(ctx context.Context) *http.Request {
 }
 
 // result collects what is known after the handlers below have returned.
-func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotency.Result {
+func (f *forwarding) result(err error, crashed *crash) idempotency.Result {
+	rec := f.rec
 	r := idempotency.Result{
 		Status:   rec.status,
 		Header:   rec.own,
@@ -113,7 +124,7 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 	}
 	if r.Status != 0 {
 		r.Undeclared = !rec.lengthDeclared()
-		f.hear(&r)
+		f.readProviderStatus(&r)
 	}
 	if !rec.asked {
 		r.Body = rec.body.Bytes()
@@ -147,9 +158,9 @@ func (f *forwarding) result(rec *recorder, err error, crashed *crash) idempotenc
 	return r
 }
 
-// hear fills in what the provider itself has said. Whatever it may have received
+// readProviderStatus fills in what the provider itself has said. Whatever it may have received
 // and has not answered, an answer that is there all the same is an error route's.
-func (f *forwarding) hear(r *idempotency.Result) {
+func (f *forwarding) readProviderStatus(r *idempotency.Result) {
 	status := f.providerStatus()
 	_, r.Doubted = f.repl.Get(placeholderError)
 	_, chosen := f.repl.Get(placeholderChosen)

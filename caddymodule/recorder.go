@@ -18,9 +18,8 @@ import (
 // recorder holds back the answer to a submit until its outcome is stored, and
 // keeps it for the record. Use it for one answer:
 //
-//	rec := newRecorder(w, limit, accepts)
+//	rec := newRecorder(w, limit, accepts, onStream) // may conclude early, see below
 //	defer rec.close()
-//	rec.onStream = …                 // may conclude early, see below
 //	err := next.ServeHTTP(rec, r)
 //	…                                // store rec.status, rec.own, rec.body
 //	rec.flushAll()                   // or write another answer to w
@@ -28,7 +27,7 @@ import (
 // For an answer whose body is over the limit, or that is an accepted event
 // stream, onStream is called once, before anything of it is passed on. If it
 // reports true the attempt is concluded: from that point on the answer is passed
-// on as it comes, with what onStream has changed in rec.sent, and only finish is
+// on as it comes, with what onStream has marked, and only finish is
 // left to do. Otherwise the end of the answer decides, and what is over the limit
 // goes to a file until then. So the way to the caller, which may be slow or
 // stuck, is never in the way of a conclusion.
@@ -58,11 +57,12 @@ type recorder struct {
 	concluded bool // and reported true
 }
 
-func newRecorder(w http.ResponseWriter, limit int64, accepts func(int) bool) *recorder {
+func newRecorder(w http.ResponseWriter, limit int64, accepts func(int) bool, onStream func() bool) *recorder {
 	return &recorder{
 		ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 		limit:                 limit,
 		accepts:               accepts,
+		onStream:              onStream,
 		header:                w.Header().Clone(),
 		initial:               maps.Clone(w.Header()),
 	}
@@ -70,6 +70,14 @@ func newRecorder(w http.ResponseWriter, limit int64, accepts func(int) bool) *re
 
 // close frees what was held back.
 func (rec *recorder) close() error { return rec.spool.Close() }
+
+// mark notes the problem in the header of the answer that is held back, if there
+// is one.
+func (rec *recorder) mark(p idempotency.Problem) {
+	if rec.sent != nil {
+		p.Mark(rec.sent)
+	}
+}
 
 // Header implements http.ResponseWriter.
 func (rec *recorder) Header() http.Header { return rec.header }

@@ -83,23 +83,23 @@ func (e *exchange) startForward() (context.Context, trace.Span) {
 // traceConclusion notes in the span of the forwarding what it came to, and adds
 // that of storing it. A refusal is an answer like any other, and no failure.
 // The reason of an unknown outcome is made to be logged.
-func (e *exchange) traceConclusion(forward trace.Span, began time.Time, attempt *idempotency.Attempt, c idempotency.Conclusion, reason string) {
-	if !e.traced {
+func (f *forwarding) traceConclusion(began time.Time, c idempotency.Conclusion, reason string) {
+	if !f.traced {
 		return
 	}
-	forward.SetAttributes(attribute.String(attributeOutcome, string(e.outcome)))
+	f.span.SetAttributes(attribute.String(attributeOutcome, string(f.outcome)))
 	switch c {
 	case idempotency.ConcludedUnknown:
-		forward.SetStatus(codes.Error, reason)
+		f.span.SetStatus(codes.Error, reason)
 	case idempotency.ConcludedNeverSent:
-		forward.SetStatus(codes.Error, "nothing was sent to the provider")
+		f.span.SetStatus(codes.Error, "nothing was sent to the provider")
 	case idempotency.ConcludedAccepted, idempotency.ConcludedRefused, idempotency.ConcludedNotAccepted:
 	}
 	failure := ""
-	if !attempt.Stored() {
+	if !f.attempt.Stored() {
 		failure = "the store has not acknowledged the outcome yet"
 	}
-	e.addSpan(spanComplete, began, e.outcome, failure)
+	f.addSpan(spanComplete, began, f.outcome, failure)
 }
 
 // propagators write a trace into a header in the formats that Caddy's tracing
