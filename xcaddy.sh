@@ -77,7 +77,7 @@ has_module() {
 }
 
 is_current() {
-	[ -x ./caddy ] && [ -z "$(find . -newer ./caddy \( -name '*.go' -o -name '*.lua' -o -name go.mod -o -path './caddymodule/page/*' \) -not -path '*/node_modules/*' -print -quit)" ]
+	[ -x ./caddy ] && [ -z "$(find . -newer ./caddy \( -name '*.go' -o -name '*.lua' -o -name go.mod -o -path './caddymodule/operator/page/*' \) -not -path '*/node_modules/*' -print -quit)" ]
 }
 
 apt_updated=

@@ -49,12 +49,13 @@ type App struct {
 // CaddyModule returns the Caddy module information.
 func (App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  appID,
+		ID:  AppID,
 		New: func() caddy.Module { return new(App) },
 	}
 }
 
-const appID = "idempotency"
+// AppID is the app's name in a configuration.
+const AppID = "idempotency"
 
 // Provision sets up the store without opening it.
 func (a *App) Provision(ctx caddy.Context) error {
@@ -66,7 +67,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if a.keyring, err = parseEncryptionKeys(caddy.NewReplacer(), a.EncryptionKey); err != nil {
 		return err
 	}
-	module, err := a.loadStore(ctx)
+	module, err := a.LoadStore(ctx)
 	if err != nil {
 		return err
 	}
@@ -79,8 +80,8 @@ func (a *App) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// loadStore provisions the configured store.
-func (a *App) loadStore(ctx caddy.Context) (StoreModule, error) {
+// LoadStore provisions the configured store.
+func (a *App) LoadStore(ctx caddy.Context) (StoreModule, error) {
 	if a.StoreRaw == nil {
 		a.StoreRaw = json.RawMessage(`{"module":"embedded"}`)
 	}
@@ -124,6 +125,23 @@ func (a *App) Start() error {
 	a.deploy()
 	return nil
 }
+
+// WithEngine calls f with the engine of the store and the keys that its records
+// are encrypted under. The store stays open until f returns, whatever becomes
+// of the configuration. Without f's own, the error is ErrStoreUnavailable.
+func (a *App) WithEngine(f func(*idempotency.Engine, *idempotency.Keyring) error) error {
+	store, release, err := a.store.use()
+	if err != nil {
+		return err
+	}
+	defer release()
+	return f(store.engine, a.keyring)
+}
+
+// Adopt tells a strict store which has lost its marker that it is right as it is, by
+// an operator's word. It is redis.ErrNotStrict for a store without a marker, and
+// redis.ErrNotLost if nothing is lost.
+func (a *App) Adopt(ctx context.Context) error { return a.store.adopt(ctx) }
 
 // Stop leaves attempts alone: they may still be running when Caddy stops its
 // apps.

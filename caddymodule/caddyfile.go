@@ -29,7 +29,7 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	if err := app.UnmarshalCaddyfile(d); err != nil {
 		return nil, err
 	}
-	return httpcaddyfile.App{Name: appID, Value: caddyconfig.JSON(app, nil)}, nil
+	return httpcaddyfile.App{Name: AppID, Value: caddyconfig.JSON(app, nil)}, nil
 }
 
 func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {

@@ -181,7 +181,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.configure(caddy.NewReplacer()); err != nil {
 		return err
 	}
-	app, err := ctx.App(appID)
+	app, err := ctx.App(AppID)
 	if err != nil {
 		return fmt.Errorf("idempotency app: %w", err)
 	}

@@ -3,16 +3,13 @@ package caddymodule
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/spf13/cobra"
 )
 
 func init() {
@@ -41,7 +38,7 @@ func (Health) CaddyModule() caddy.ModuleInfo {
 
 // Provision finds the store, without touching it.
 func (h *Health) Provision(ctx caddy.Context) error {
-	app, err := ctx.App(appID)
+	app, err := ctx.App(AppID)
 	if err != nil {
 		return fmt.Errorf("idempotency app: %w", err)
 	}
@@ -58,14 +55,14 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhtt
 	case "/live":
 		return writeHealth(w, nil)
 	case "/ready":
-		return writeHealth(w, h.app.ready(r.Context()))
+		return writeHealth(w, h.app.Ready(r.Context()))
 	default:
 		return next.ServeHTTP(w, r)
 	}
 }
 
-// ready asks the store whether submits could be claimed.
-func (a *App) ready(ctx context.Context) error {
+// Ready asks the store whether submits could be claimed.
+func (a *App) Ready(ctx context.Context) error {
 	store, release, err := a.store.use()
 	if err != nil {
 		return err
@@ -108,31 +105,6 @@ func (h *Health) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func parseHealth(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	handler := new(Health)
 	return handler, handler.UnmarshalCaddyfile(h.Dispenser)
-}
-
-const readyPath = "/idempotency/ready"
-
-// showReady answers the same question on the admin endpoint.
-func showReady(w http.ResponseWriter, r *http.Request) error {
-	app, err := caddy.ActiveContext().AppIfConfigured(appID)
-	if err != nil {
-		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errors.New("the configuration has no idempotency handler")}
-	}
-	if err := app.(*App).ready(r.Context()); err != nil {
-		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: err}
-	}
-	return writeHealth(w, nil)
-}
-
-func newReadyCommand() *cobra.Command {
-	return newCommand("ready", "Exits with status 0 if submits could be claimed now", `
-Asks a running Caddy whether its store would grant a claim now, for health checks
-that run a command. It exits with status 1 if the store is away, if strict
-refuses it, or if Caddy does not answer.`,
-		cobra.NoArgs, func(client *adminClient, _ caddycmd.Flags) error {
-			_, err := client.get(readyPath)
-			return err
-		})
 }
 
 // Interface guards

@@ -21,7 +21,7 @@ func (c recordsCollector) Describe(descs chan<- *prometheus.Desc) { descs <- c.d
 
 // Collect implements prometheus.Collector.
 func (c recordsCollector) Collect(series chan<- prometheus.Metric) {
-	app, err := caddy.ActiveContext().AppIfConfigured(appID)
+	app, err := caddy.ActiveContext().AppIfConfigured(AppID)
 	if err != nil {
 		return // no configuration is active, or it has no handler
 	}

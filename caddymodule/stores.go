@@ -268,6 +268,16 @@ func (s *RedisStore) Resources() []string {
 // Open implements StoreModule.
 func (s *RedisStore) Open() (idempotency.Store, error) { return openRedis(s.config), nil }
 
+// Inspect asks the servers what they say about themselves, over a client of its
+// own, and logs none of it.
+func (s *RedisStore) Inspect(ctx context.Context) (findings []redis.Finding, err error) {
+	quiet := s.config
+	quiet.Report = nil
+	store := openRedis(quiet)
+	defer func() { err = errors.Join(err, store.Close()) }()
+	return store.Inspect(ctx), nil
+}
+
 func openRedis(config redis.Config) *redis.Store {
 	driverLogs.Do(func() { goredis.SetLogger(driverLog{}) })
 	return redis.New(config)

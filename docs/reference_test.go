@@ -35,20 +35,32 @@ const (
 	clients       = "clients.md"
 )
 
-// source is the product's code of a directory, without tests.
+// source is the product's code of a directory and of those below it, without tests.
 func source(t *testing.T, dir string) (*token.FileSet, []*ast.File) {
 	t.Helper()
 	files := token.NewFileSet()
-	packages, err := parser.ParseDir(files, filepath.Join("..", dir), //nolint:staticcheck // the files of one folder, whatever their build constraints
-		func(info fs.FileInfo) bool { return !strings.HasSuffix(info.Name(), "_test.go") }, parser.ParseComments)
-	if err != nil || len(packages) != 1 {
-		t.Fatalf("%s has %d packages, %v", dir, len(packages), err)
-	}
 	var all []*ast.File
-	for _, pkg := range packages {
-		for _, name := range slices.Sorted(maps.Keys(pkg.Files)) {
-			all = append(all, pkg.Files[name])
+	err := filepath.WalkDir(filepath.Join("..", dir), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return err
 		}
+		if strings.HasSuffix(path, "test") || entry.Name() == "testdata" {
+			return fs.SkipDir
+		}
+		packages, err := parser.ParseDir(files, path, //nolint:staticcheck // the files of one folder, whatever their build constraints
+			func(info fs.FileInfo) bool { return !strings.HasSuffix(info.Name(), "_test.go") }, parser.ParseComments)
+		if len(packages) > 1 {
+			t.Errorf("%s has %d packages", path, len(packages))
+		}
+		for _, pkg := range packages {
+			for _, name := range slices.Sorted(maps.Keys(pkg.Files)) {
+				all = append(all, pkg.Files[name])
+			}
+		}
+		return err
+	})
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%s has %d files, %v", dir, len(all), err)
 	}
 	return files, all
 }

@@ -1,4 +1,7 @@
-package caddymodule
+// Package operator is what people work with who look after a gateway: the admin
+// API, the page that uses it, and the command. It reaches the store through the
+// app of the active configuration alone.
+package operator
 
 import (
 	"encoding/json"
@@ -8,7 +11,9 @@ import (
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
 
+	"github.com/caddy-idempotency/caddy-idempotency/caddymodule"
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
@@ -90,18 +95,23 @@ func badRequest(format string, args ...any) error {
 	return caddy.APIError{HTTPStatus: http.StatusBadRequest, Err: fmt.Errorf(format, args...)}
 }
 
+// activeApp returns the app of the active configuration.
+func activeApp() (*caddymodule.App, error) {
+	app, err := caddy.ActiveContext().AppIfConfigured(caddymodule.AppID)
+	if err != nil {
+		return nil, caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errors.New("the configuration has no idempotency handler")}
+	}
+	return app.(*caddymodule.App), nil
+}
+
 // withEngine calls f with the engine and the keyring of the active
 // configuration, and gives its error the status that operators get.
 func withEngine(f func(*idempotency.Engine, *idempotency.Keyring) error) error {
-	app, err := caddy.ActiveContext().AppIfConfigured(appID)
+	app, err := activeApp()
 	if err != nil {
-		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errors.New("the configuration has no idempotency handler")}
+		return err
 	}
-	store, release, err := app.(*App).store.use()
-	if err == nil {
-		defer release()
-		err = f(store.engine, app.(*App).keyring)
-	}
+	err = app.WithEngine(f)
 	var state *idempotency.StateError
 	var status int
 	switch {
@@ -121,6 +131,8 @@ func withEngine(f func(*idempotency.Engine, *idempotency.Keyring) error) error {
 	}
 	return caddy.APIError{HTTPStatus: status, Err: err}
 }
+
+func log() *zap.Logger { return caddy.Log().Named(caddymodule.AppID) }
 
 func writeJSON(w http.ResponseWriter, document any) error {
 	w.Header().Set("Content-Type", "application/json")

@@ -1,4 +1,4 @@
-package caddymodule
+package operator
 
 import (
 	"cmp"
@@ -14,6 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
+
+	"github.com/caddy-idempotency/caddy-idempotency/caddymodule"
 )
 
 // newDoctorCommand returns the command that shows what the configured store's
@@ -73,7 +75,7 @@ func doctor(text []byte, fl caddycmd.Flags) error {
 	}
 	var config struct {
 		Apps struct {
-			Idempotency App `json:"idempotency"`
+			Idempotency caddymodule.App `json:"idempotency"`
 		} `json:"apps"`
 	}
 	if err := json.Unmarshal(text, &config); err != nil {
@@ -81,14 +83,14 @@ func doctor(text []byte, fl caddycmd.Flags) error {
 	}
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
 	defer cancel()
-	store, err := config.Apps.Idempotency.loadStore(ctx)
+	store, err := config.Apps.Idempotency.LoadStore(ctx)
 	if err != nil {
 		return err
 	}
-	server, ok := store.(*RedisStore)
+	server, ok := store.(*caddymodule.RedisStore)
 	switch {
 	case ok:
-		return server.examine(ctx, os.Stdout, fl.Bool("json"))
+		return examine(ctx, server, os.Stdout, fl.Bool("json"))
 	case fl.Bool("json"):
 		_, err = fmt.Println("[]")
 	default:
@@ -108,17 +110,16 @@ type printedFinding struct {
 
 // examine writes what the servers say, and returns an error if anything is
 // wrong.
-func (s *RedisStore) examine(ctx context.Context, out io.Writer, asJSON bool) (err error) {
-	quiet := s.config
-	quiet.Report = nil // the table says it all
-	store := openRedis(quiet)
-	defer func() { err = errors.Join(err, store.Close()) }()
-
+func examine(ctx context.Context, store *caddymodule.RedisStore, out io.Writer, asJSON bool) error {
+	findings, err := store.Inspect(ctx)
+	if err != nil {
+		return err
+	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "SERVER\tSETTING\tVALUE\tWHAT CAN BE LOST") // errors come with Flush
 	documents := []printedFinding{}
 	wrong, refused := 0, 0
-	for _, f := range store.Inspect(ctx) {
+	for _, f := range findings {
 		verdict := "ok"
 		if f.Loss != "" {
 			wrong++

@@ -1,4 +1,4 @@
-package caddymodule
+package operator
 
 import (
 	"errors"
@@ -25,11 +25,11 @@ func adoptStore(w http.ResponseWriter, r *http.Request) error {
 	if err := checkReason(order.Reason); err != nil {
 		return err
 	}
-	app, err := caddy.ActiveContext().AppIfConfigured(appID)
+	app, err := activeApp()
 	if err != nil {
-		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errors.New("the configuration has no idempotency handler")}
+		return err
 	}
-	err = app.(*App).store.adopt(r.Context())
+	err = app.Adopt(r.Context())
 	switch {
 	case errors.Is(err, redis.ErrNotLost), errors.Is(err, redis.ErrNotStrict):
 		return caddy.APIError{HTTPStatus: http.StatusConflict, Err: err}
