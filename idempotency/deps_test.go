@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -41,8 +42,15 @@ func TestForbiddenImports(t *testing.T) {
 		module + "/store/redis/redistest": "tests are not imported",
 		"testing":                         "product code knows no tests",
 	}
+	with := func(rules map[string]string, prefix, reason string) map[string]string {
+		rules = maps.Clone(rules)
+		rules[prefix] = reason
+		return rules
+	}
 	apart := map[string]string{
 		caddy:                   "it can be read and used without Caddy",
+		"github.com/redis/":     "it knows no store driver",
+		"go.etcd.io/":           "it knows no store driver",
 		module + "/idempotency": "it knows nothing of the gateway",
 		module + "/store":       "it knows nothing of the gateway",
 		module + "/caddymodule": "it knows nothing of the gateway",
@@ -64,7 +72,8 @@ func TestForbiddenImports(t *testing.T) {
 			module + "/caddymodule": "stores know no Caddy",
 			module + "/integration": "tests are not imported",
 		}},
-		{"./caddymodule", tests},
+		{"./caddymodule", with(tests, module+"/caddymodule/operator", "what operators have stands on the module, never the reverse")},
+		{"./caddymodule/operator", tests},
 		{".", tests},
 		{"./idempotency/fingerprint", map[string]string{
 			caddy:                   "the protocol knows no Caddy",
