@@ -183,12 +183,12 @@ func (a *App) drain() {
 		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 		defer cancel()
 		if left := store.engine.Abandon(ctx); len(left) > 0 {
-			a.logger.Error("stopping while that is not stored; repeats are told of a submit in progress until its lease is over",
+			a.logger.Error("stopping before these records could be marked uncertain; repeats get in_progress until their leases expire",
 				zap.Int("count", len(left)), zap.Any("records", first(left)))
 		}
 	}
 	if len(unstored) > 0 {
-		a.logger.Error("stopping while outcomes are not stored; they are unknown once their lease is over",
+		a.logger.Error("stopping while outcomes are not stored; they are unknown once their leases expire",
 			zap.Int("count", len(unstored)), zap.Any("records", first(unstored)))
 	}
 }

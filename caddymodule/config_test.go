@@ -181,7 +181,7 @@ func TestNumbersInJSON(t *testing.T) {
 	if err := validate("1000000000", "1024"); err != nil {
 		t.Error(err)
 	}
-	if err := validate("1000", "1024"); err == nil || !strings.Contains(err.Error(), "lease: it is 1µs") {
+	if err := validate("1000", "1024"); err == nil || !strings.Contains(err.Error(), "lease: must be at least 100ms, got 1µs") {
 		t.Errorf("a lease of 1000 ns gave %v", err)
 	}
 	for _, value := range []string{"true", "1.5", "[]"} {

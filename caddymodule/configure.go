@@ -79,7 +79,7 @@ func (h *Handler) configure(repl *caddy.Replacer) error {
 		return err
 	}
 	if h.upstreamTimeout <= 0 {
-		return fmt.Errorf("upstream_timeout: it is %s, and must be positive", h.upstreamTimeout)
+		return fmt.Errorf("upstream_timeout: must be positive, got %s", h.upstreamTimeout)
 	}
 	if err := h.configureInProgress(repl); err != nil {
 		return err
@@ -217,19 +217,19 @@ func (h *Handler) configurePolicy(repl *caddy.Replacer) error {
 		return err
 	}
 	if h.policy.Lease < minLease {
-		return fmt.Errorf("lease: it is %s, and must be %s at least", h.policy.Lease, minLease)
+		return fmt.Errorf("lease: must be at least %s, got %s", minLease, h.policy.Lease)
 	}
 	if h.policy.Lease > maxLease {
-		return fmt.Errorf("lease: it is %s, and may be %s at most", h.policy.Lease, maxLease)
+		return fmt.Errorf("lease: must be at most %s, got %s", maxLease, h.policy.Lease)
 	}
 	if h.policy.Retention, err = h.Retention.resolve(repl, "retention", h.policy.Retention); err != nil {
 		return err
 	}
 	if h.policy.Retention < minRetention {
-		return fmt.Errorf("retention: it is %s, and must be %s at least", h.policy.Retention, minRetention)
+		return fmt.Errorf("retention: must be at least %s, got %s", minRetention, h.policy.Retention)
 	}
 	if h.policy.Retention > maxRetention {
-		return fmt.Errorf("retention: it is %s, and may be %s at most", h.policy.Retention, maxRetention)
+		return fmt.Errorf("retention: must be at most %s, got %s", maxRetention, h.policy.Retention)
 	}
 	if h.JobID != "" {
 		if h.policy.JobID, err = fingerprint.ParsePointer(h.JobID); err != nil {

@@ -136,7 +136,7 @@ func (e *exchange) fail(err error) error {
 	if status < http.StatusInternalServerError {
 		level = zap.DebugLevel
 	}
-	e.logger.Log(level, "a request with a key failed, and nothing is recorded",
+	e.logger.Log(level, "keyed request failed; nothing was recorded",
 		zap.String("record", string(e.id)), zap.Int("status", status), zap.Error(err))
 	e.w.Header().Set("Cache-Control", "no-store")
 	defer e.linger()()

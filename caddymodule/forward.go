@@ -162,7 +162,7 @@ func serve(next caddyhttp.Handler, w http.ResponseWriter, r *http.Request) (cras
 
 // logPassedOn logs the error of an answer that the caller has seen already.
 func (e *exchange) logPassedOn(err error) {
-	e.logger.Error("an answer that was passed on ended in an error", zap.String("record", string(e.id)), zap.Error(err))
+	e.logger.Error("forwarded response ended with an error", zap.String("record", string(e.id)), zap.Error(err))
 }
 
 // closeRecorder frees the answer that was held back.

@@ -263,7 +263,7 @@ func (h *Handler) methodInOtherCase(method string) string {
 func (h *Handler) refuseMethod(w http.ResponseWriter, r *http.Request, repl *caddy.Replacer, method string) error {
 	e := exchange{Handler: h, w: w, r: r, repl: repl}
 	e.note(outcomeFailed)
-	h.logger.Debug("a request was refused because its method differs from one of methods in case only", zap.String("method", method))
+	h.logger.Debug("request rejected: its method differs from one of methods in case only", zap.String("method", method))
 	text := "The method of this request is " + method + " in another case. Methods are case-sensitive (RFC 9110, section 9.1): " +
 		"send it in capitals. Nothing was sent to the provider.\n"
 	header := w.Header()

@@ -33,7 +33,7 @@ func (observer) LeaseLost(id idempotency.RecordID) {
 
 func (observer) LateAcceptance(id idempotency.RecordID, status int) {
 	metrics.lateAcceptances.Inc()
-	log().Error("the provider accepted a submit whose record is no longer its own; the job exists and is not in the store",
+	log().Error("the provider accepted a submit that no longer owns its record; the job exists and is not in the store",
 		zap.String("record", string(id)), zap.Int("status", status))
 }
 
@@ -45,7 +45,7 @@ func (observer) RecordLost(id idempotency.RecordID) {
 func (observer) GaveUp(op string, id idempotency.RecordID) {
 	if op == "withdraw" {
 		// A store that takes no write may leave one for each submit.
-		log().Warn("a claim that nobody sends could not be taken back; its record may become uncertain",
+		log().Warn("an abandoned claim could not be withdrawn; its record may become uncertain",
 			zap.String("record", string(id)))
 		return
 	}
@@ -57,7 +57,7 @@ func (observer) GaveUp(op string, id idempotency.RecordID) {
 func reportFinding(f redis.Finding, present bool) {
 	logger := log().With(zap.String("server", f.Server), zap.String("setting", f.Setting), zap.String("value", f.Value))
 	if !present {
-		logger.Info("the store's server is right again")
+		logger.Info("store server recovered")
 		return
 	}
 	logger.Warn("the store's server may lose records or refuse submits", zap.String("loss", f.Loss))

@@ -20,7 +20,7 @@ import (
 func (e *exchange) scopeValues() ([]string, *idempotency.Problem) {
 	if len(e.Scope) == 0 {
 		if u := idempotency.FindUnstableCredential(e.r.Header, e.r.URL.RawQuery, time.Now(), e.policy.Retention); u != nil {
-			e.logger.Error("a request with a key was refused: its credential is another one for each request, or runs out, "+
+			e.logger.Error("keyed request rejected: its credential is another one for each request, or runs out, "+
 				"so it cannot say who the key belongs to; set the option scope",
 				zap.String("credential", u.Where), zap.Stringer("reason", u.Kind), zap.Strings("set_one_of", scopeLines(u.Kind)))
 			return nil, &idempotency.Problem{Code: idempotency.CodeScopeUnstable, Detail: unstableDetail(u)}
@@ -34,7 +34,7 @@ func (e *exchange) scopeValues() ([]string, *idempotency.Problem) {
 		// scope would put all callers into one.
 		value, err := e.repl.ReplaceOrErr(text, false, true)
 		if err != nil {
-			e.logger.Error("a request with a key was refused: the option scope has a placeholder that is unknown for it", zap.Error(err))
+			e.logger.Error("keyed request rejected: the option scope has a placeholder that is unknown for it", zap.Error(err))
 			return nil, &idempotency.Problem{Code: idempotency.CodeScopeUnstable,
 				Detail: "The option scope has a placeholder that is unknown for this request; the log of the gateway names it."}
 		}
@@ -44,7 +44,7 @@ func (e *exchange) scopeValues() ([]string, *idempotency.Problem) {
 		}
 	}
 	if empty {
-		e.logger.Error("a request with a key was refused: all placeholders of the option scope are empty for it, " +
+		e.logger.Error("keyed request rejected: all placeholders of the option scope are empty for it, " +
 			"so it would share its keys with every other caller like it")
 		return nil, &idempotency.Problem{Code: idempotency.CodeScopeUnstable,
 			Detail: "All placeholders of the option scope are empty for this request."}

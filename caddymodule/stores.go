@@ -154,7 +154,7 @@ func (s *RedisStore) configure(repl *caddy.Replacer) error {
 			return errors.New("db is given twice, as an option and in the address")
 		}
 		if *s.DB < 0 {
-			return fmt.Errorf("db is %d, and must not be negative", *s.DB)
+			return fmt.Errorf("db must not be negative, got %d", *s.DB)
 		}
 		s.config.DB = *s.DB
 	}
@@ -194,15 +194,15 @@ func (s *RedisStore) configureAddresses(repl *caddy.Replacer) error {
 	unix := s.config.Network == "unix"
 	switch {
 	case s.Cluster && s.Sentinel != "":
-		return errors.New("cluster and sentinel do not go together")
+		return errors.New("cluster and sentinel are mutually exclusive")
 	case len(addresses) > 1 && !s.Cluster && s.Sentinel == "":
 		return fmt.Errorf("takes one address without cluster or sentinel, and has %d", len(addresses))
 	case unix && s.Cluster:
-		return errors.New("cluster and a unix socket do not go together")
+		return errors.New("cluster and a unix socket are mutually exclusive")
 	case unix && s.Sentinel != "":
-		return errors.New("sentinel and a unix socket do not go together")
+		return errors.New("sentinel and a unix socket are mutually exclusive")
 	case unix && s.TLS != nil:
-		return errors.New("tls and a unix socket do not go together")
+		return errors.New("tls and a unix socket are mutually exclusive")
 	case plain && s.TLS != nil:
 		return errors.New("tls is set, and an address says redis://: write rediss:// or host:port")
 	}
@@ -223,12 +223,12 @@ func (s *RedisStore) configureTimes(repl *caddy.Replacer) error {
 		return err
 	}
 	if s.config.Timeout < time.Millisecond {
-		return fmt.Errorf("timeout is %s, and must be 1ms at least", s.config.Timeout)
+		return fmt.Errorf("timeout must be at least 1ms, got %s", s.config.Timeout)
 	}
 	s.config.Replicas, s.config.Fsync = s.Replicas, s.ReplicasFsync
 	switch {
 	case s.Replicas < 0:
-		return fmt.Errorf("replicas is %d, and must not be negative", s.Replicas)
+		return fmt.Errorf("replicas must not be negative, got %d", s.Replicas)
 	case s.Replicas == 0 && !s.ReplicasFsync && s.ReplicasTimeout != "":
 		return errors.New("replicas is 0, and has a timeout")
 	}
@@ -236,7 +236,7 @@ func (s *RedisStore) configureTimes(repl *caddy.Replacer) error {
 		return err
 	}
 	if wait := s.config.ReplicasTimeout; s.ReplicasTimeout != "" && (wait < time.Millisecond || wait >= s.config.Timeout) {
-		return fmt.Errorf("replicas: its timeout is %s, and must be 1ms at least and less than timeout, which is %s", wait, s.config.Timeout)
+		return fmt.Errorf("replicas: its timeout must be at least 1ms and less than timeout (%s), got %s", s.config.Timeout, wait)
 	}
 	return nil
 }

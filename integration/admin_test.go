@@ -243,7 +243,7 @@ func TestLateAcceptanceAfterDecision(t *testing.T) {
 			if got := <-first; got.status != 202 || !strings.Contains(got.body, "job_1") {
 				t.Errorf("the first caller got %s", got)
 			}
-			frozen.awaitLog(t, "the provider accepted a submit whose record is no longer its own")
+			frozen.awaitLog(t, "the provider accepted a submit that no longer owns its record")
 			if again := other.send(t, request{key: "k", body: "x"}); !again.replayed() || !strings.Contains(again.body, want) {
 				t.Errorf("after the late acceptance a repeat got %s, want %s", again, want)
 			}

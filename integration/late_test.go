@@ -8,7 +8,7 @@ import (
 	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
 )
 
-const lateAcceptance = "the provider accepted a submit whose record is no longer its own"
+const lateAcceptance = "the provider accepted a submit that no longer owns its record"
 
 // holdFirst holds the answer to the first submit, accepted already, and answers
 // the others.

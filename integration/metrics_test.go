@@ -375,7 +375,7 @@ func TestLateAcceptanceIsCounted(t *testing.T) {
 	if s := late.scrape(t); s[lateAcceptances] != 1 || s[leaseLost] != 1 || s[inFlight] != 0 {
 		t.Errorf("in the end: %v late acceptances, %v leases lost, %v in flight", s[lateAcceptances], s[leaseLost], s[inFlight])
 	}
-	late.awaitLog(t, "the provider accepted a submit whose record is no longer its own")
+	late.awaitLog(t, "the provider accepted a submit that no longer owns its record")
 	for _, g := range []*gateway{late, other} {
 		if got := g.send(t, r); got.body != taken.body || !got.replayed() {
 			t.Errorf("again: %v, want %v", got, taken)

@@ -337,7 +337,7 @@ func TestEmptyScope(t *testing.T) {
 					t.Fatalf("got %v, %v", got, got.header)
 				}
 			}
-			g.awaitLog(t, "a request with a key was refused: ")
+			g.awaitLog(t, "keyed request rejected: ")
 			if test.full != nil {
 				test.full.key, test.full.body = "k", "x"
 				first, again := g.send(t, *test.full), g.send(t, *test.full)

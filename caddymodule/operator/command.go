@@ -445,7 +445,7 @@ func complete(client *adminClient, fl caddycmd.Flags) error {
 	order := map[string]any{"status": fl.Int("status"), "headers": header}
 	switch empty := fl.Bool("empty"); {
 	case empty && len(body) > 0:
-		return errors.New("--empty and --body do not go together")
+		return errors.New("--empty and --body are mutually exclusive")
 	case empty:
 		order["empty"] = true
 	case len(body) == 0:

@@ -141,7 +141,7 @@ func examine(ctx context.Context, store *caddymodule.RedisStore, out io.Writer, 
 		return err
 	}
 	if wrong > 0 {
-		return fmt.Errorf("lines that are not ok: %d, of which strict refuses: %d", wrong, refused)
+		return fmt.Errorf("%d problems found, %d rejected by strict", wrong, refused)
 	}
 	return nil
 }
