@@ -60,7 +60,7 @@ func TestEncryptionKeyForms(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := adaptAndValidate(global("encryption_key " + text)); err != nil {
-				t.Errorf("refused: %v", err)
+				t.Errorf("rejected: %v", err)
 			}
 			// It is the same key in each of them.
 			_, err := adaptAndValidate(global("encryption_key " + hex.EncodeToString(key) + " " + text))
@@ -73,7 +73,7 @@ func TestEncryptionKeyForms(t *testing.T) {
 
 // The Caddyfiles of testdata/caddyfile, in the form of Caddy's own tests: behind
 // the dashes is the JSON that a Caddyfile is adapted to, and then it loads, or
-// what is said of it when it is refused, be it by the adapter or when it is
+// what is said of it when it is rejected, be it by the adapter or when it is
 // loaded. A new one is written with caddy adapt --pretty.
 func TestCaddyfiles(t *testing.T) {
 	certificates := redistest.NewCertificates(t)

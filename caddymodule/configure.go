@@ -144,7 +144,7 @@ func (h *Handler) configureFingerprint() error {
 	return nil
 }
 
-// checkField refuses what is no header field, and those that say nothing about
+// checkField rejects what is no header field, and those that say nothing about
 // the job. net/http keeps some of them out of a request's header, where no
 // handler would find them.
 func checkField(option, name string) error {

@@ -188,7 +188,7 @@ func (f *forwarding) noteConclusion(c idempotency.Conclusion, reason string, sta
 			zap.String("record", string(f.id)), zap.Int("status", status))
 	case idempotency.ConcludedUnknown:
 		f.note(outcomeUncertain)
-		repeats := "repeats are refused"
+		repeats := "repeats are rejected"
 		if f.policy.ResubmitUncertain {
 			repeats = "the next repeat is sent again"
 		}

@@ -38,7 +38,7 @@ type Handler struct {
 	// Gives requests without a key header a key of their own. Default: none.
 	KeyFrom *KeyFrom `json:"key_from,omitempty"`
 
-	// Whether a request of the configured methods without a key is refused.
+	// Whether a request of the configured methods without a key is rejected.
 	// Default: false, it is passed on without protection.
 	RequireKey bool `json:"require_key,omitempty"`
 
@@ -58,10 +58,10 @@ type Handler struct {
 	// only if all values are equal. {http.idempotency.jwt.<claim>} and
 	// {http.idempotency.aws_access_key} are what a token or a signature says of
 	// itself, not verified. A request for which all placeholders are empty is
-	// refused. Default: the credentials in Authorization, X-Api-Key, Api-Key,
+	// rejected. Default: the credentials in Authorization, X-Api-Key, Api-Key,
 	// xi-api-key, x-goog-api-key, Ocp-Apim-Subscription-Key and X-Auth-Token. By
 	// default a request with a signature, or with a JSON Web Token that expires
-	// within the retention, is refused: no retry of it could be recognised.
+	// within the retention, is rejected: no retry of it could be recognised.
 	Scope []string `json:"scope,omitempty"`
 
 	// How bodies are compared: auto, JSON by its meaning and multipart/form-data
@@ -207,7 +207,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	repl.Set(placeholderOutcome, "")
 	if !slices.Contains(h.Methods, r.Method) {
 		if method := h.methodInOtherCase(r.Method); method != "" {
-			return h.refuseMethod(w, r, repl, method)
+			return h.rejectMethod(w, r, repl, method)
 		}
 		return h.bypass(w, r, repl, next)
 	}
@@ -241,7 +241,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if err != nil {
 		var invalid *idempotency.KeyError
 		errors.As(err, &invalid)
-		return e.problem(idempotency.Problem{Code: idempotency.CodeInvalid, Detail: "It was refused because " + invalid.Reason + "."})
+		return e.problem(idempotency.Problem{Code: idempotency.CodeInvalid, Detail: "It was rejected because " + invalid.Reason + "."})
 	}
 	return e.submit(key)
 }
@@ -258,9 +258,9 @@ func (h *Handler) methodInOtherCase(method string) string {
 	return ""
 }
 
-// refuseMethod answers a request whose method is written in another case. It has
+// rejectMethod answers a request whose method is written in another case. It has
 // no code: nothing is wrong with the key, if there is one.
-func (h *Handler) refuseMethod(w http.ResponseWriter, r *http.Request, repl *caddy.Replacer, method string) error {
+func (h *Handler) rejectMethod(w http.ResponseWriter, r *http.Request, repl *caddy.Replacer, method string) error {
 	e := exchange{Handler: h, w: w, r: r, repl: repl}
 	e.note(outcomeFailed)
 	h.logger.Debug("request rejected: its method differs from one of methods in case only", zap.String("method", method))

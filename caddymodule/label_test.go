@@ -6,7 +6,7 @@ import (
 )
 
 // A label is stored and shown to operators: one that would show a secret, or
-// that takes the request's body away, is refused with the option's name.
+// that takes the request's body away, is rejected with the option's name.
 func TestLabelConfigurations(t *testing.T) {
 	for name, test := range map[string]struct{ option, want string }{
 		"text":                {"label films", ""},
@@ -32,7 +32,7 @@ func TestLabelConfigurations(t *testing.T) {
 			adapted, err := adaptAndValidate(site(test.option))
 			switch {
 			case test.want == "" && err != nil:
-				t.Errorf("refused: %v", err)
+				t.Errorf("rejected: %v", err)
 			case test.want == "" && !strings.Contains(string(adapted), `"label":"`):
 				t.Errorf("the configuration has no label: %s", adapted)
 			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):

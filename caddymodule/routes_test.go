@@ -6,7 +6,7 @@ import (
 )
 
 // A second proxy that gets a submit after the first, and a header that makes
-// net/http send it again, are refused, too.
+// net/http send it again, are rejected, too.
 func TestOtherWaysToSendAgain(t *testing.T) {
 	const head = "{\n\tadmin off\n\tpersist_config off\n}\n"
 	in := func(body string) string { return head + "http://localhost:1 {\n" + body + "}\n" }
@@ -40,7 +40,7 @@ func TestOtherWaysToSendAgain(t *testing.T) {
 				_, err := adaptAndValidate(caddyfile)
 				switch {
 				case test.want == "" && err != nil:
-					t.Errorf("%s: refused with %v", name, err)
+					t.Errorf("%s: rejected with %v", name, err)
 				case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
 					t.Errorf("%s: the error is %v, want it to have %q", name, err, test.want)
 				}
@@ -61,7 +61,7 @@ func TestProxyRetries(t *testing.T) {
 	with := func(named, body string) string { return head + named + "http://localhost:1 {\n" + body + "}\n" }
 	for name, test := range map[string]struct {
 		caddyfile string
-		refused   bool
+		rejected  bool
 	}{
 		"plain":                       {in("idempotency\n" + bad), true},
 		"try duration":                {in("idempotency\n" + strings.Replace(bad, "lb_retries 2", "lb_try_duration 5s", 1)), true},
@@ -90,9 +90,9 @@ func TestProxyRetries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := adaptAndValidate(test.caddyfile)
-			if !test.refused {
+			if !test.rejected {
 				if err != nil {
-					t.Errorf("refused with %v:\n%s", err, test.caddyfile)
+					t.Errorf("rejected with %v:\n%s", err, test.caddyfile)
 				}
 				return
 			}

@@ -97,7 +97,7 @@ type RedisStore struct {
 	// replicas. Needs Redis 7.2. Default: false.
 	ReplicasFsync bool `json:"replicas_fsync,omitempty"`
 
-	// Whether submits are refused as long as the server's settings may lose
+	// Whether submits are rejected as long as the server's settings may lose
 	// records. Default: false, there is a warning in the log.
 	Strict bool `json:"strict,omitempty"`
 

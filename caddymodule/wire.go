@@ -85,7 +85,7 @@ type secondRequestError struct{}
 
 func (secondRequestError) Error() string { return "a second request for one submit was stopped" }
 
-func (secondRequestError) Is(target error) bool { return target == context.Canceled } //nolint:errorlint // this is its own comparison
+func (secondRequestError) Is(target error) bool { return target == context.Canceled }
 
 // Placeholders of reverse_proxy. It sets the first three anew for each try, when
 // it has chosen an upstream and before it tries to reach it, and the last when it

@@ -59,7 +59,7 @@ func TestSecrets(t *testing.T) {
 	if len(texts) != 6 {
 		t.Errorf("%d answers are the gateway's own, want 6", len(texts))
 	}
-	g.awaitLog(t, `"the outcome of a submit is unknown; repeats are refused"`)
+	g.awaitLog(t, `"the outcome of a submit is unknown; repeats are rejected"`)
 	exposition := g.exposition(t)
 	// The last request failed at its claim, which is the only span of its kind.
 	await(t, "the spans", func() bool {

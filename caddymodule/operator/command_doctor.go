@@ -118,7 +118,7 @@ func examine(ctx context.Context, store *caddymodule.RedisStore, out io.Writer, 
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "SERVER\tSETTING\tVALUE\tWHAT CAN BE LOST") // errors come with Flush
 	documents := []printedFinding{}
-	wrong, refused := 0, 0
+	wrong, rejected := 0, 0
 	for _, f := range findings {
 		verdict := "ok"
 		if f.Loss != "" {
@@ -126,7 +126,7 @@ func examine(ctx context.Context, store *caddymodule.RedisStore, out io.Writer, 
 			verdict = f.Loss
 		}
 		if f.Refused {
-			refused++
+			rejected++
 			verdict += " (strict refuses it)"
 		}
 		documents = append(documents, printedFinding(f))
@@ -141,7 +141,7 @@ func examine(ctx context.Context, store *caddymodule.RedisStore, out io.Writer, 
 		return err
 	}
 	if wrong > 0 {
-		return fmt.Errorf("%d problems found, %d rejected by strict", wrong, refused)
+		return fmt.Errorf("%d problems found, %d rejected by strict", wrong, rejected)
 	}
 	return nil
 }

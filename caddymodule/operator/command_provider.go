@@ -40,7 +40,7 @@ func printProvider(name string) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(table, "%s\t%s\n", name, preset.Title())
+			_, _ = fmt.Fprintf(table, "%s\t%s\n", name, preset.Title()) // Flush reports what goes wrong
 		}
 		return table.Flush()
 	}

@@ -70,7 +70,7 @@ func runSandbox(fl caddycmd.Flags) error {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	fmt.Fprintf(os.Stdout, "sandbox provider at http://%s, seed %d; stop it with Ctrl-C\n", listener.Addr(), provider.Seed())
+	fmt.Printf("sandbox provider at http://%s, seed %d; stop it with Ctrl-C\n", listener.Addr(), provider.Seed())
 
 	server := &http.Server{Handler: provider, ReadHeaderTimeout: time.Minute}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -81,6 +81,6 @@ func runSandbox(fl caddycmd.Flags) error {
 		return fmt.Errorf("serve: %w", err)
 	}
 	bill := provider.Bill()
-	fmt.Fprintf(os.Stdout, "%d submits, %d jobs: it would have billed $%.2f\n", bill.Submits, bill.Jobs, bill.Dollars)
+	fmt.Printf("%d submits, %d jobs: it would have billed $%.2f\n", bill.Submits, bill.Jobs, bill.Dollars)
 	return nil
 }
