@@ -138,14 +138,11 @@ func (s *Store) markerOfClaim(ctx context.Context) (key, id string, err error) {
 // lookAtMarker reads one marker, and makes it if there was never one and the
 // servers are fit to have records.
 func (s *Store) lookAtMarker(ctx context.Context, key string) (Finding, error) {
-	known, used := s.markers.get(key), s.markers.isUsed()
-	made := ""
-	if (known.id == "" || !used) && s.serves.Load() && s.unfitness(settingMarker) == nil {
-		id := idempotency.NewToken()
-		made = hex.EncodeToString(id[:])
+	known, used, a, err := s.readMarker(ctx, key)
+	for err == nil && (s.markers.get(key).id != known.id || s.markers.isUsed() != used) {
+		// More is known since: what was asked for may be what was lost.
+		known, used, a, err = s.readMarker(ctx, key)
 	}
-	question := idempotency.NewToken()
-	a, err := s.transport.call(ctx, markerScript, []string{key}, string(question[:]), made)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -161,6 +158,19 @@ func (s *Store) lookAtMarker(ctx context.Context, key string) (Finding, error) {
 			"if it is right so, say it with caddy idempotency doctor --adopt"
 	}
 	return f, nil
+}
+
+// readMarker asks for a marker once, and says what was known of it before.
+func (s *Store) readMarker(ctx context.Context, key string) (known marker, used bool, a answer, err error) {
+	known, used = s.markers.get(key), s.markers.isUsed()
+	made := ""
+	if (known.id == "" || !used) && s.serves.Load() && s.unfitness(settingMarker) == nil {
+		id := idempotency.NewToken()
+		made = hex.EncodeToString(id[:])
+	}
+	question := idempotency.NewToken()
+	a, err = s.transport.call(ctx, markerScript, []string{key}, string(question[:]), made)
+	return known, used, a, err
 }
 
 // lookAtMarkers looks at those of all servers, and adds what it finds.
