@@ -122,7 +122,8 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //
 // An address is host:port, redis://, rediss:// or unix://. What it holds must
 // not be given as an option again. There is more than one only with cluster or
-// sentinel.
+// sentinel. With strict a store that has lost its marker is refused until an
+// operator adopts it: caddy idempotency doctor --adopt --reason <text>.
 func (s *RedisStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the module's name
 	s.Addresses = d.RemainingArgs()

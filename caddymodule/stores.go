@@ -98,7 +98,9 @@ type RedisStore struct {
 	ReplicasFsync bool `json:"replicas_fsync,omitempty"`
 
 	// Whether submits are rejected as long as the server's settings may lose
-	// records. Default: false, there is a warning in the log.
+	// records, and after it has lost the marker that a gateway knows it by: then
+	// until an operator adopts the store (caddy idempotency doctor --adopt).
+	// Default: false, there is a warning in the log.
 	Strict bool `json:"strict,omitempty"`
 
 	config    redis.Config

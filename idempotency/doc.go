@@ -15,7 +15,8 @@
 // memory or clock that a key is free, that an attempt is dead, or that a record
 // is its own: it asks, and the store decides in one atomic step, by its own
 // clock and by the token of the attempt. What a process holds in memory is only
-// what it still owes the store.
+// what it works on and what it still owes the store; it can be a reason not to
+// send, never one to send.
 //
 // # States
 //
@@ -53,6 +54,8 @@
 //     removes a record.
 //   - What cannot be read is an error, never absence.
 //   - A first submit costs two round trips to the store, a replay costs one.
+//   - A claim that the store grants for a record that this process works on, or
+//     whose outcome it owes the store, is not sent.
 //
 // # Leases
 //
@@ -62,6 +65,38 @@
 // [Attempt.Conclude]. A lease that was lost is not had back: others may have
 // been told that the outcome is unknown. The attempt still runs, and its answer
 // is still the truth: if the record is its own, it ends there.
+//
+// # A store that forgets
+//
+// A store can lose records: it is flushed, fails over to a copy that lags, comes
+// back empty, evicts, or its clock leaps past their end. To a process that still
+// has to do with such a record the loss is known, because the store then grants
+// a claim, or does not find the record, where it must not:
+//
+//   - For each record a process has one attempt at most that holds it: from the
+//     claim until the store has the outcome, or until a refusal is on its way.
+//     A claim that is granted meanwhile makes no second attempt. Its record
+//     becomes that of the first: leases are renewed and the outcome is stored
+//     under its token, sealed with its key. The repeat is told what the process
+//     knows: that the submit is running, the answer, or that the outcome is
+//     unknown; and reuse, with the claim taken back, if its request is another.
+//   - A lease that is refused, and an outcome that is not applied, are claimed
+//     again. Only a record that is absent is made anew that way. One that is
+//     there says whose it is: the lease is lost, or the acceptance is late.
+//   - From before a claim is sent until its reply is dealt with, or it has been
+//     taken back, the process counts it. An outcome that meets a record in
+//     progress meanwhile is not late: that record may turn out to be its own.
+//   - An attempt gets another token only with the engine's mutex held, and an
+//     outcome counts as stored only under the token that the attempt has then.
+//
+// A decision takes an attempt's record away for good: [Engine.Decide] in the same
+// process, and a take-over of an outcome that is unknown. What this process runs,
+// or has the answer of, is not unknown, and is not taken over by it. A release
+// through another process cannot be told from a loss: the attempt that still runs
+// then gets its record back, and repeats get its answer.
+//
+// What was stored and is lost afterwards nobody knows of. Against that a store
+// has to be persistent, or to refuse claims when it has forgotten.
 //
 // # Duplicates
 //

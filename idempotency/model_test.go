@@ -760,7 +760,7 @@ func (s *losingStore) open() {
 func (s *losingStore) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.Store.Close(); err != nil {
+	if err := s.Close(); err != nil {
 		s.t.Error(err)
 	}
 	s.open()

@@ -9,6 +9,9 @@
 // Redis' own TIME decides about leases. A key's time to live is only the
 // record's retention: it keeps running while Redis is down, and so cannot say
 // whether an attempt is alive.
+//
+// A strict store grants no claim on servers that may lose records, nor on one that
+// has lost its marker, a key that says that it is the same store as before.
 package redis
 
 import (

@@ -175,16 +175,25 @@ func (s *Server) end(t testing.TB, signal os.Signal) {
 	if s.cmd == nil {
 		return
 	}
-	_ = s.cmd.Process.Signal(signal)          // it may have ended already
-	_ = s.cmd.Process.Signal(syscall.SIGCONT) // a frozen process does not take a SIGTERM
-	select {
-	case <-s.done:
-	case <-time.After(10 * time.Second):
-		_ = s.cmd.Process.Kill()
-		<-s.done
-		t.Error("redis-server did not end within ten seconds")
+	defer func() { s.cmd = nil }()
+	deadline := time.After(10 * time.Second)
+	// A replica that writes its first append-only file forgets a SIGTERM.
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for {
+		_ = s.cmd.Process.Signal(signal)          // it may have ended already
+		_ = s.cmd.Process.Signal(syscall.SIGCONT) // a frozen process does not take a SIGTERM
+		select {
+		case <-s.done:
+			return
+		case <-again.C:
+		case <-deadline:
+			_ = s.cmd.Process.Kill()
+			<-s.done
+			t.Error("redis-server did not end within ten seconds")
+			return
+		}
 	}
-	s.cmd = nil
 }
 
 // Freeze stops the process without ending it; Thaw lets it go on.
