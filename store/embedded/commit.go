@@ -2,7 +2,6 @@ package embedded
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -12,6 +11,9 @@ import (
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
+
+// commitSize bounds how many writes share a commit.
+const commitSize = 512
 
 // write is a change that waits for its commit. The change must read before it
 // writes, and must not fail between two writes: what it has written when it
@@ -178,68 +180,5 @@ func (s *Store) snapshot(file *guardedFile) (tx *bolt.Tx, now time.Time, sure bo
 	return tx, now, err == nil && tx.ID() <= s.commits.synced, err
 }
 
-// sweepLoop deletes expired records until Close.
-func (s *Store) sweepLoop() {
-	ticker := time.NewTicker(s.sweep)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-		case <-s.done:
-			return
-		}
-		// Each commit deletes a few, and lets the traffic in between. An error is
-		// met again by the next request, and reported there.
-		for {
-			swept, err := change(context.Background(), s, func(r *records) (int, error) { return r.sweep(sweepSize) })
-			if err != nil || swept < sweepSize {
-				break
-			}
-		}
-	}
-}
-
-// sweep looks at up to n entries of the expiry bucket that are due, deletes
-// the records that have expired, and returns how many entries it has looked at.
-// One that lives is looked at again at its end, and one that cannot be read once
-// more, when its retention must be over.
-func (r *records) sweep(n int) (int, error) {
-	type entry struct {
-		key  []byte
-		keep int64 // milliseconds
-	}
-	due := make([]entry, 0, n)
-	cursor := r.byExpiry.Cursor()
-	for key, value := cursor.First(); key != nil && len(due) < n; key, value = cursor.Next() {
-		if len(key) < 8 || time.UnixMilli(int64(binary.BigEndian.Uint64(key))).After(r.now) {
-			break
-		}
-		keep := unknownRetention.Milliseconds()
-		if len(value) == 8 {
-			keep = int64(binary.BigEndian.Uint64(value))
-		}
-		due = append(due, entry{append([]byte(nil), key...), keep})
-	}
-	for _, e := range due {
-		id := idempotency.RecordID(e.key[8:])
-		record, found, err := r.stored(id)
-		switch {
-		case errors.Is(err, idempotency.ErrUnreadable) && e.keep > 0:
-			err = r.byExpiry.Put(append(milliseconds(r.now.UnixMilli()+e.keep), id...), milliseconds(0))
-		case errors.Is(err, idempotency.ErrUnreadable):
-			err = r.byID.Delete(e.key[8:])
-		case err != nil || !found:
-		case r.now.Before(record.ExpiresAt()):
-			err = r.byExpiry.Put(expiryKey(record.ExpiresAt(), id), keepUnreadable(record))
-		default:
-			err = r.byID.Delete(e.key[8:])
-		}
-		if err != nil {
-			return 0, err
-		}
-		if err := r.byExpiry.Delete(e.key); err != nil {
-			return 0, err
-		}
-	}
-	return len(due), nil
-}
+// moment returns the clock as precisely as it is stored.
+func (s *Store) moment() time.Time { return s.now().Truncate(time.Millisecond) }

@@ -5,10 +5,54 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
+
+const (
+	// lockTimeout is how long opening waits for another process to let go of
+	// the file.
+	lockTimeout = 100 * time.Millisecond
+	// reopenInterval is how long a failure to open the file is remembered, so
+	// that a burst of requests does not queue up behind the lock.
+	reopenInterval = time.Second
+)
+
+// open returns the file, and opens it if it is not open. One that is lost stays
+// open: whether to go on with what is under its path is not for the store to
+// decide.
+func (s *Store) open() (*guardedFile, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file != nil {
+		return s.file, nil
+	}
+	if s.closed {
+		return nil, fmt.Errorf("%w: embedded store is closed", idempotency.ErrNotApplied)
+	}
+	if s.openErr != nil && time.Since(s.openedAt) < reopenInterval {
+		return nil, s.openErr
+	}
+	var damaged *damagedError
+	if errors.As(s.openErr, &damaged) && damaged.lasts() {
+		s.openedAt = time.Now()
+		return nil, s.openErr
+	}
+	file, err := openFile(s.path, s.report)
+	s.openedAt = time.Now()
+	if err != nil {
+		s.openErr = fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
+		return nil, s.openErr
+	}
+	s.file, s.openErr = file, nil
+	s.work.Go(func() { s.commitLoop(file) })
+	s.work.Go(s.sweepLoop)
+	return file, nil
+}
 
 // openFile opens the database, and makes what it lacks.
 func openFile(path string, report func(Finding, bool)) (*guardedFile, error) {
