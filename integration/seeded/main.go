@@ -68,7 +68,7 @@ var mistakes = []mistake{
 		"./store/redis", "TestBadInput",
 	},
 	{
-		"no token in the embedded store", "store/embedded/embedded.go",
+		"no token in the embedded store", "store/embedded/records.go",
 		"if err != nil || !found || record.Token != token {", "if err != nil || !found {",
 		"./store/embedded", "TestStore",
 	},
