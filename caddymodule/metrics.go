@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
-	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
 )
 
 // metrics counts for the whole process. Caddy makes a new registry for each
@@ -75,7 +74,7 @@ func newCollectors() *collectors {
 			"Outcomes of submits that the store has not acknowledged yet; their records become uncertain if the process ends."),
 			func() float64 { return sumEngines((*idempotency.Engine).Unstored) }),
 		findings: prometheus.NewGaugeFunc(gauge("store_findings",
-			"What is wrong with the servers of the store; the log and caddy idempotency doctor name each."), countFindings),
+			"What is wrong with the servers or the file of the store; the log names each."), countFindings),
 		leaseLost: prometheus.NewCounter(counter("lease_lost_total",
 			"Leases that ran out while their submit was running.")),
 		lateAcceptances: prometheus.NewCounter(counter("late_acceptances_total",
@@ -132,11 +131,11 @@ func sumEngines(number func(*idempotency.Engine) int) float64 {
 	return float64(sum)
 }
 
-// countFindings counts what stores that look after their servers have found.
+// countFindings counts what stores have found wrong with their servers or files.
 func countFindings() float64 {
-	found := make(map[redis.Finding]bool) // two stores may have one server
+	found := make(map[idempotency.Finding]bool) // two stores may have one server
 	for _, pooled := range pooledStores() {
-		if store, ok := pooled.store.(interface{ Findings() []redis.Finding }); ok {
+		if store, ok := pooled.store.(idempotency.Findings); ok {
 			for _, finding := range store.Findings() {
 				found[finding] = true
 			}

@@ -7,7 +7,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
-	"github.com/caddy-idempotency/caddy-idempotency/store/redis"
 )
 
 // observer counts and logs what an engine reports apart from requests. It asks
@@ -53,8 +52,10 @@ func (observer) GaveUp(op string, id idempotency.RecordID) {
 		zap.String("op", op), zap.String("record", string(id)))
 }
 
-// reportFinding logs what a Redis server says about itself.
-func reportFinding(f redis.Finding, present bool) {
+// ReportFinding logs what a store reports about its server: once when it comes,
+// with present, and once when it is over. It is for the stores of other modules,
+// too.
+func ReportFinding(f idempotency.Finding, present bool) {
 	logger := log().With(zap.String("server", f.Server), zap.String("setting", f.Setting), zap.String("value", f.Value))
 	if !present {
 		logger.Info("store server recovered")

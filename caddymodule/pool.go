@@ -87,7 +87,7 @@ func (h *storeHandle) watch() error {
 	if err != nil {
 		return err
 	}
-	if store, ok := pooled.store.(interface{ Watch() }); ok {
+	if store, ok := pooled.store.(idempotency.Watcher); ok {
 		store.Watch()
 	}
 	return h.release()

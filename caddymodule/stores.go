@@ -171,7 +171,7 @@ func (s *RedisStore) configure(repl *caddy.Replacer) error {
 		s.config.TLS, s.tlsDigest = config, digest
 	}
 	s.config.Strict = s.Strict
-	s.config.Report = reportFinding
+	s.config.Report = ReportFinding
 	return s.configureTimes(repl)
 }
 
@@ -366,19 +366,20 @@ func (s *EmbeddedStore) Open() (idempotency.Store, error) {
 }
 
 // reportFile logs what has become of the embedded store's file.
-func reportFile(f embedded.Finding, present bool) {
-	logger := log().With(zap.String("path", f.Path), zap.String("change", string(f.Change)))
+func reportFile(f idempotency.Finding, present bool) {
+	logger := log().With(zap.String("path", f.Server), zap.String("change", f.Value))
+	change := embedded.Change(f.Value)
 	verb := "was"
-	if f.Change == embedded.Unreachable || f.Change == embedded.Damaged {
+	if change == embedded.Unreachable || change == embedded.Damaged {
 		verb = "is"
 	}
 	switch {
 	case !present:
 		logger.Info("embedded store file is back")
-	case f.Change == embedded.Created:
+	case change == embedded.Created:
 		logger.Warn("embedded store file was created, new and empty", zap.String("loss", f.Loss))
 	default:
-		logger.Error(fmt.Sprintf("embedded store file %s %s", verb, f.Change), zap.String("loss", f.Loss))
+		logger.Error(fmt.Sprintf("embedded store file %s %s", verb, change), zap.String("loss", f.Loss))
 	}
 }
 

@@ -31,9 +31,10 @@ type Config struct {
 	// Now is the clock; default time.Now.
 	Now func() time.Time
 	// Report, if set, is called once for each change of the file that an operator
-	// must know of: present is false when it is as it was before. It must not call
-	// the store.
-	Report func(f Finding, present bool)
+	// must know of: present is false when it is as it was before. The finding's
+	// Server is the path and its Value the Change; Created is an event. It must not
+	// call the store.
+	Report func(f idempotency.Finding, present bool)
 }
 
 // Store is an idempotency.Store in one file.
@@ -41,7 +42,7 @@ type Store struct {
 	path   string
 	sweep  time.Duration
 	now    func() time.Time
-	report func(f Finding, present bool)
+	report func(f idempotency.Finding, present bool)
 
 	mu       sync.Mutex
 	file     *guardedFile
@@ -56,7 +57,10 @@ type Store struct {
 	work   sync.WaitGroup
 }
 
-var _ idempotency.Store = (*Store)(nil)
+var (
+	_ idempotency.Store    = (*Store)(nil)
+	_ idempotency.Findings = (*Store)(nil)
+)
 
 // New returns a store. It does no I/O: the file is opened on first use.
 func New(config Config) *Store {
@@ -75,13 +79,13 @@ func New(config Config) *Store {
 		s.now = time.Now
 	}
 	if s.report == nil {
-		s.report = func(Finding, bool) {}
+		s.report = func(idempotency.Finding, bool) {}
 	}
 	return s
 }
 
-// Findings returns what is wrong with the file, as far as it is known.
-func (s *Store) Findings() []Finding {
+// Findings implements idempotency.Findings.
+func (s *Store) Findings() []idempotency.Finding {
 	s.mu.Lock()
 	file := s.file
 	s.mu.Unlock()

@@ -23,7 +23,8 @@ import (
 func TestStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Fixture {
 		path := filepath.Join(t.TempDir(), "new", "directory", "idempotency.db")
-		store := embedded.New(embedded.Config{Path: path})
+		reports := new(storetest.Reports)
+		store := embedded.New(embedded.Config{Path: path, Report: reports.Report})
 		closeStore := func() {
 			if store == nil {
 				return
@@ -47,6 +48,12 @@ func TestStore(t *testing.T) {
 				reopened := embedded.New(embedded.Config{Path: path})
 				t.Cleanup(func() { _ = reopened.Close() })
 				return reopened
+			},
+			Reports: reports,
+			Harm: func(t *testing.T) {
+				if err := os.Rename(path, path+".away"); err != nil {
+					t.Fatal(err)
+				}
 			},
 		}
 	})

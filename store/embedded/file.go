@@ -55,7 +55,7 @@ func (s *Store) open() (*guardedFile, error) {
 }
 
 // openFile opens the database, and makes what it lacks.
-func openFile(path string, report func(Finding, bool)) (*guardedFile, error) {
+func openFile(path string, report func(idempotency.Finding, bool)) (*guardedFile, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("create directory of embedded store: %w", err)
 	}
@@ -96,8 +96,8 @@ func openFile(path string, report func(Finding, bool)) (*guardedFile, error) {
 		return nil, errors.Join(fmt.Errorf("prepare embedded store %s: %w", path, err), f.close())
 	}
 	if created {
-		report(Finding{Path: path, Change: Created,
-			Loss: "if there was a file before, its records are lost, and a repeat of their submit is sent again"}, true)
+		report(findingOf(path, Created,
+			"if there was a file before, its records are lost, and a repeat of their submit is sent again"), true)
 	}
 	return f, nil
 }

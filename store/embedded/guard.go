@@ -42,13 +42,8 @@ const (
 // nobody else could lock it meanwhile.
 func (c Change) lasts() bool { return c == Cut || c == Overwritten || c == Damaged }
 
-// Finding is what an operator must know about the file.
-type Finding struct {
-	Path   string
-	Change Change
-	// Loss says what is lost, or does not work, because of it.
-	Loss string
-}
+// settingFile is the Setting of each finding; its Value is the Change.
+const settingFile = "file"
 
 // LostError means that the file is no longer the one that this process has
 // opened and written. While it is not, nothing is read and nothing is written.
@@ -76,7 +71,7 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return e.Err }
 
-func (e *LostError) finding() Finding {
+func (e *LostError) finding() idempotency.Finding {
 	loss := "submits with a key get 503 until this very file is back under its path, or until a restart, which uses what is there then"
 	if e.Change.lasts() {
 		loss = "submits with a key get 503 until a restart, which uses what is there then"
@@ -84,7 +79,11 @@ func (e *LostError) finding() Finding {
 	if e.Err != nil {
 		loss = e.Err.Error() + ": " + loss
 	}
-	return Finding{Path: e.Path, Change: e.Change, Loss: loss}
+	return findingOf(e.Path, e.Change, loss)
+}
+
+func findingOf(path string, change Change, loss string) idempotency.Finding {
+	return idempotency.Finding{Server: path, Setting: settingFile, Value: string(change), Loss: loss}
 }
 
 // guardedFile is an open database that knows its file: the inode, its size,
@@ -100,7 +99,7 @@ type guardedFile struct {
 	inode    os.FileInfo
 	path     string
 	pageSize int64
-	report   func(f Finding, present bool)
+	report   func(f idempotency.Finding, present bool)
 
 	mu      sync.RWMutex
 	size    int64
@@ -122,7 +121,7 @@ type meta [16 + 64]byte
 func (m *meta) txid() uint64 { return binary.NativeEndian.Uint64(m[16+48:]) }
 
 // guard begins to watch over a database that was just opened and locked.
-func guard(db *bolt.DB, file *os.File, path string, report func(Finding, bool)) (*guardedFile, error) {
+func guard(db *bolt.DB, file *os.File, path string, report func(idempotency.Finding, bool)) (*guardedFile, error) {
 	f := &guardedFile{
 		db: db, file: file, path: path, report: report,
 		pageSize: int64(db.Info().PageSize),
@@ -246,13 +245,13 @@ func (f *guardedFile) settle(find func() *LostError) error {
 }
 
 // findings returns what is wrong with the file, as far as it is known.
-func (f *guardedFile) findings() []Finding {
+func (f *guardedFile) findings() []idempotency.Finding {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if f.lost == nil {
 		return nil
 	}
-	return []Finding{f.lost.finding()}
+	return []idempotency.Finding{f.lost.finding()}
 }
 
 // update commits a change. After an error that wraps ErrNotApplied nothing was

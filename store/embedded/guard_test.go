@@ -54,13 +54,13 @@ func openWatched(t *testing.T) (w *watched, older []byte) {
 	return w, older
 }
 
-func (w *watched) report(f embedded.Finding, present bool) {
+func (w *watched) report(f idempotency.Finding, present bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if f.Path != w.path || f.Loss == "" {
-		w.reports = append(w.reports, fmt.Sprintf("path %q, loss %q", f.Path, f.Loss))
+	if f.Server != w.path || f.Setting != "file" || f.Loss == "" {
+		w.reports = append(w.reports, fmt.Sprintf("server %q, setting %q, loss %q", f.Server, f.Setting, f.Loss))
 	}
-	w.reports = append(w.reports, fmt.Sprint(f.Change, " ", present))
+	w.reports = append(w.reports, fmt.Sprint(f.Value, " ", present))
 }
 
 func (w *watched) wantReports(t *testing.T, want ...string) {
@@ -102,7 +102,7 @@ func (w *watched) wantLost(t *testing.T, change embedded.Change) {
 			t.Errorf("%s gave %v, want ErrNotApplied: the file was %s", name, err, change)
 		}
 	}
-	if got := w.Findings(); len(got) != 1 || got[0].Change != change {
+	if got := w.Findings(); len(got) != 1 || got[0].Value != string(change) {
 		t.Errorf("the findings are %+v, want that the file was %s", got, change)
 	}
 }
@@ -409,8 +409,8 @@ func TestCreated(t *testing.T) {
 	reopen := func() {
 		t.Helper()
 		reports = nil
-		store := embedded.New(embedded.Config{Path: w.path, Report: func(f embedded.Finding, present bool) {
-			reports = append(reports, fmt.Sprint(f.Path, " ", f.Change, " ", present))
+		store := embedded.New(embedded.Config{Path: w.path, Report: func(f idempotency.Finding, present bool) {
+			reports = append(reports, fmt.Sprint(f.Server, " ", f.Value, " ", present))
 		}})
 		if _, err := store.Now(context.Background()); err != nil {
 			t.Fatal(err)

@@ -11,23 +11,13 @@ import (
 	"sync"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
 )
 
-// Finding is one thing that a server says about itself.
-type Finding struct {
-	// Server is its host:port, or the name of the master that Sentinels watch.
-	Server string
-	// Setting is the server's own name for it, as in redis.conf or INFO:
-	// maxmemory-policy, appendonly, appendfsync, …; and connection for a server
-	// that cannot be asked.
-	Setting string
-	Value   string
-	// Loss says what can be lost, or does not work, because of the value. It is
-	// empty if nothing is.
-	Loss string
-	// Refused: a store with Strict grants no claims because of it.
-	Refused bool
-}
+// Finding is one thing that a server says about itself. Its Setting is the
+// server's own name for it, as in redis.conf or INFO.
+type Finding = idempotency.Finding
 
 // Inspect asks all servers now, and returns all that they say, what is well
 // included, ordered by server.
@@ -268,3 +258,9 @@ func parseInfo(text string) map[string]string {
 	}
 	return fields
 }
+
+var (
+	_ idempotency.Findings  = (*Store)(nil)
+	_ idempotency.Watcher   = (*Store)(nil)
+	_ idempotency.Inspector = (*Store)(nil)
+)

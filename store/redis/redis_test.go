@@ -64,6 +64,8 @@ func runSuite(t *testing.T, config redis.Config, lossy string, client goredis.Un
 			config.Prefix = t.Name()
 		}
 		config.Timeout = 10 * time.Second
+		reports := new(storetest.Reports)
+		config.Report = reports.Report
 		openAt := func(t *testing.T, addresses []string) idempotency.Store {
 			config := config
 			config.Addresses = addresses
@@ -83,7 +85,8 @@ func runSuite(t *testing.T, config redis.Config, lossy string, client goredis.Un
 					t.Fatal(err)
 				}
 			},
-			Reopen: open,
+			Reopen:  open,
+			Reports: reports,
 		}
 		if lossy != "" {
 			fixture.Lossy = openAt(t, []string{lossy})

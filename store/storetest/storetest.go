@@ -38,6 +38,11 @@ type Fixture struct {
 	// Reopen closes the store and opens the same records again; nil if the
 	// resource cannot be opened anew.
 	Reopen func(t *testing.T) idempotency.Store
+	// Reports has what Store reports about its server; nil if it reports nothing.
+	Reports *Reports
+	// Harm does something to the server of Store that is a finding; nil if there is
+	// one already, or none can be made. Store is not used for records afterwards.
+	Harm func(t *testing.T)
 }
 
 // Run runs the whole suite, with a new fixture for each test.
@@ -70,6 +75,7 @@ func Run(t *testing.T, open func(t *testing.T) Fixture) {
 		{"LargePayload", testLargePayload},
 		{"EndedContext", testEndedContext},
 		{"Reopen", testReopen},
+		{"Findings", testFindings},
 		{"Model", testModel},
 		{"Linearizable", testLinearizable},
 	}
