@@ -20,7 +20,7 @@ const commitSize = 512
 // returns an error is committed with the others.
 type write struct {
 	ctx    context.Context
-	change func(*records) error
+	change func(tx *bolt.Tx, now time.Time) error
 	result chan error
 }
 
@@ -29,12 +29,12 @@ var errClosed = errors.New("embedded store is closed")
 
 // change runs a change in a transaction and returns its value when it is on
 // the disk. It returns earlier if ctx ends; the change may be committed all
-// the same then.
+// the same then. Whatever shares the commit has the same moment.
 //
 // bolt.DB.Batch is not used: it makes a lone write wait for company.
-func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (T, error) {
+func change[T any](ctx context.Context, d *database, f func(tx *bolt.Tx, now time.Time) (T, error)) (T, error) {
 	var none T
-	file, err := s.open()
+	file, err := d.open()
 	if err != nil {
 		return none, err
 	}
@@ -45,14 +45,14 @@ func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (
 	w := &write{
 		ctx:    ctx,
 		result: make(chan error, 1),
-		change: func(r *records) (err error) {
-			value, err = f(r)
+		change: func(tx *bolt.Tx, now time.Time) (err error) {
+			value, err = f(tx, now)
 			return err
 		},
 	}
 	select {
-	case s.writes <- w:
-	case <-s.done:
+	case d.writes <- w:
+	case <-d.done:
 		return none, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, errClosed)
 	case <-file.stuck:
 		return none, fmt.Errorf("%w: %w", idempotency.ErrNotApplied, file.check())
@@ -65,7 +65,7 @@ func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (
 			return none, err
 		}
 		return value, nil
-	case <-s.done:
+	case <-d.done:
 		return none, errClosed
 	case <-file.stuck: // and perhaps the commit with it
 		return none, file.check()
@@ -75,45 +75,44 @@ func change[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (
 }
 
 // commitLoop commits what is waiting, all of it together, until Close.
-func (s *Store) commitLoop(file *guardedFile) {
+func (d *database) commitLoop(file *guardedFile) {
 	for {
 		var batch []*write
 		select {
-		case w := <-s.writes:
+		case w := <-d.writes:
 			batch = append(batch, w)
-		case <-s.done:
+		case <-d.done:
 			return
 		}
 	gather:
 		for len(batch) < commitSize {
 			select {
-			case w := <-s.writes:
+			case w := <-d.writes:
 				batch = append(batch, w)
 			default:
 				break gather
 			}
 		}
-		s.commit(file, batch)
+		d.commit(file, batch)
 	}
 }
 
-func (s *Store) commit(file *guardedFile, batch []*write) {
+func (d *database) commit(file *guardedFile, batch []*write) {
 	results := make([]error, len(batch))
 	var id int
-	now := s.commits.begin(s.moment)
+	now := d.commits.begin(d.moment)
 	err := file.update(func(tx *bolt.Tx) error {
 		id = tx.ID()
-		r := recordsAt(tx, now)
 		for i, w := range batch {
 			if err := w.ctx.Err(); err != nil {
 				results[i] = fmt.Errorf("%w: embedded store is slow: %w", idempotency.ErrNotApplied, err)
 				continue
 			}
-			results[i] = w.change(r)
+			results[i] = w.change(tx, now)
 		}
 		return nil
 	})
-	s.commits.end(id, err == nil)
+	d.commits.end(id, err == nil)
 	for i, w := range batch {
 		if err != nil {
 			results[i] = fmt.Errorf("commit to embedded store: %w", err)
@@ -153,32 +152,32 @@ func (c *commits) end(id int, synced bool) {
 // f is not called if there is nothing to be sure of. A commit can be seen
 // already while it is being synced, and what it says may be gone after a loss
 // of power; it is not known of a file that was just opened, either.
-func (s *Store) lookAt(file *guardedFile, f func(*records) error) error {
+func (d *database) lookAt(file *guardedFile, f func(tx *bolt.Tx, now time.Time) error) error {
 	var now time.Time
 	var sure bool
 	begin := func() (tx *bolt.Tx, err error) {
-		tx, now, sure, err = s.snapshot(file)
+		tx, now, sure, err = d.snapshot(file)
 		return tx, err
 	}
 	return file.read(begin, func(tx *bolt.Tx) error {
 		if !sure {
 			return nil
 		}
-		return f(recordsAt(tx, now))
+		return f(tx, now)
 	})
 }
 
 // snapshot begins a transaction that reads, and says what moment it shows and
 // whether all of it is on the disk.
-func (s *Store) snapshot(file *guardedFile) (tx *bolt.Tx, now time.Time, sure bool, err error) {
-	s.commits.mu.Lock()
-	defer s.commits.mu.Unlock()
-	if now = s.commits.since; now.IsZero() {
-		now = s.moment()
+func (d *database) snapshot(file *guardedFile) (tx *bolt.Tx, now time.Time, sure bool, err error) {
+	d.commits.mu.Lock()
+	defer d.commits.mu.Unlock()
+	if now = d.commits.since; now.IsZero() {
+		now = d.moment()
 	}
 	tx, err = file.begin()
-	return tx, now, err == nil && tx.ID() <= s.commits.synced, err
+	return tx, now, err == nil && tx.ID() <= d.commits.synced, err
 }
 
 // moment returns the clock as precisely as it is stored.
-func (s *Store) moment() time.Time { return s.now().Truncate(time.Millisecond) }
+func (d *database) moment() time.Time { return d.now().Truncate(time.Millisecond) }

@@ -13,8 +13,6 @@
 package embedded
 
 import (
-	"fmt"
-	"sync"
 	"time"
 
 	"github.com/caddy-idempotency/caddy-idempotency/idempotency"
@@ -39,22 +37,9 @@ type Config struct {
 
 // Store is an idempotency.Store in one file.
 type Store struct {
-	path   string
-	sweep  time.Duration
-	now    func() time.Time
-	report func(f idempotency.Finding, present bool)
+	database
 
-	mu       sync.Mutex
-	file     *guardedFile
-	openErr  error
-	openedAt time.Time // last try
-	closed   bool
-
-	commits commits
-
-	writes chan *write
-	done   chan struct{} // closed by Close
-	work   sync.WaitGroup
+	sweep time.Duration
 }
 
 var (
@@ -65,13 +50,17 @@ var (
 // New returns a store. It does no I/O: the file is opened on first use.
 func New(config Config) *Store {
 	s := &Store{
-		path:   config.Path,
-		sweep:  config.SweepInterval,
-		now:    config.Now,
-		report: config.Report,
-		writes: make(chan *write, commitSize),
-		done:   make(chan struct{}),
+		sweep: config.SweepInterval,
+		database: database{
+			path:    config.Path,
+			buckets: recordBuckets,
+			now:     config.Now,
+			report:  config.Report,
+			writes:  make(chan *write, commitSize),
+			done:    make(chan struct{}),
+		},
 	}
+	s.loops = []func(){s.sweepLoop}
 	if s.sweep <= 0 {
 		s.sweep = time.Minute
 	}
@@ -99,28 +88,4 @@ func (s *Store) Findings() []idempotency.Finding {
 // commit that is stuck with a file that was lost, and leaves that file locked: the
 // commit may still write to it, and nobody else may have it before the process
 // ends. That is an error.
-func (s *Store) Close() error {
-	s.mu.Lock()
-	s.closed = true
-	file := s.file
-	s.file = nil
-	s.mu.Unlock()
-	close(s.done)
-	if file == nil {
-		return nil
-	}
-	stopped := make(chan struct{})
-	go func() {
-		s.work.Wait()
-		close(stopped)
-	}()
-	select {
-	case <-stopped:
-	case <-file.stuck:
-		if file.isWriting() {
-			return fmt.Errorf("a commit does not end, and the file stays locked until the process does: %w", file.check())
-		}
-		<-stopped
-	}
-	return file.close()
-}
+func (s *Store) Close() error { return s.close() }

@@ -52,7 +52,7 @@ func (s *Store) sweepLoop() {
 		// Each commit deletes a few, and lets the traffic in between. An error is
 		// met again by the next request, and reported there.
 		for {
-			swept, err := change(context.Background(), s, func(r *records) (int, error) { return r.sweep(sweepSize) })
+			swept, err := changeRecords(context.Background(), s, func(r *records) (int, error) { return r.sweep(sweepSize) })
 			if err != nil || swept < sweepSize {
 				break
 			}

@@ -41,7 +41,7 @@ func Unsync(s *Store) { s.commits.end(0, true) }
 
 // Sweep does what the sweeper does now and then, for all that is due.
 func Sweep(s *Store) {
-	_, _ = change(context.Background(), s, func(r *records) (int, error) { return r.sweep(1 << 20) })
+	_, _ = changeRecords(context.Background(), s, func(r *records) (int, error) { return r.sweep(1 << 20) })
 }
 
 // ForgetLastTry lets the file be opened again at once.
@@ -54,7 +54,7 @@ func ForgetLastTry(s *Store) {
 // DuringCommit calls f in the middle of a commit that changes a record, and
 // returns what the commit gives.
 func DuringCommit(s *Store, c idempotency.Claim, f func()) error {
-	_, err := change(context.Background(), s, func(r *records) (idempotency.ClaimReply, error) {
+	_, err := changeRecords(context.Background(), s, func(r *records) (idempotency.ClaimReply, error) {
 		f()
 		return claim(r, c)
 	})
@@ -93,4 +93,24 @@ func StripExpiry(s *Store) error {
 		b := tx.Bucket(expiryBucket)
 		return b.ForEach(func(key, _ []byte) error { return b.Put(append([]byte(nil), key...), nil) })
 	})
+}
+
+// AddBucket lets the file have one bucket more. It is called before the first use.
+func AddBucket(s *Store, name string) {
+	s.buckets = append(s.buckets[:len(s.buckets):len(s.buckets)], []byte(name))
+}
+
+// PutInto commits a value in a bucket, and returns it as it is read then.
+func PutInto(s *Store, bucket, key, value string) (read string, err error) {
+	_, err = change(context.Background(), &s.database, func(tx *bolt.Tx, _ time.Time) (struct{}, error) {
+		return struct{}{}, tx.Bucket([]byte(bucket)).Put([]byte(key), []byte(value))
+	})
+	if err != nil {
+		return "", err
+	}
+	err = s.lookAt(s.file, func(tx *bolt.Tx, _ time.Time) error {
+		read = string(tx.Bucket([]byte(bucket)).Get([]byte(key)))
+		return nil
+	})
+	return read, err
 }

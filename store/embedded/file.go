@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -22,40 +23,93 @@ const (
 	reopenInterval = time.Second
 )
 
+// database is the file, and the transactions on it, whatever is in them. Each of
+// its tenants has its own buckets.
+type database struct {
+	path    string
+	buckets [][]byte
+	loops   []func() // run from when the file is open until done is closed
+	now     func() time.Time
+	report  func(f idempotency.Finding, present bool)
+
+	mu       sync.Mutex
+	file     *guardedFile
+	openErr  error
+	openedAt time.Time // last try
+	closed   bool
+
+	commits commits
+
+	writes chan *write
+	done   chan struct{} // closed by close
+	work   sync.WaitGroup
+}
+
 // open returns the file, and opens it if it is not open. One that is lost stays
 // open: whether to go on with what is under its path is not for the store to
 // decide.
-func (s *Store) open() (*guardedFile, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.file != nil {
-		return s.file, nil
+func (d *database) open() (*guardedFile, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.file != nil {
+		return d.file, nil
 	}
-	if s.closed {
+	if d.closed {
 		return nil, fmt.Errorf("%w: embedded store is closed", idempotency.ErrNotApplied)
 	}
-	if s.openErr != nil && time.Since(s.openedAt) < reopenInterval {
-		return nil, s.openErr
+	if d.openErr != nil && time.Since(d.openedAt) < reopenInterval {
+		return nil, d.openErr
 	}
 	var damaged *damagedError
-	if errors.As(s.openErr, &damaged) && damaged.lasts() {
-		s.openedAt = time.Now()
-		return nil, s.openErr
+	if errors.As(d.openErr, &damaged) && damaged.lasts() {
+		d.openedAt = time.Now()
+		return nil, d.openErr
 	}
-	file, err := openFile(s.path, s.report)
-	s.openedAt = time.Now()
+	file, err := openFile(d.path, d.buckets, d.report)
+	d.openedAt = time.Now()
 	if err != nil {
-		s.openErr = fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
-		return nil, s.openErr
+		d.openErr = fmt.Errorf("%w: %w", idempotency.ErrNotApplied, err)
+		return nil, d.openErr
 	}
-	s.file, s.openErr = file, nil
-	s.work.Go(func() { s.commitLoop(file) })
-	s.work.Go(s.sweepLoop)
+	d.file, d.openErr = file, nil
+	d.work.Go(func() { d.commitLoop(file) })
+	for _, loop := range d.loops {
+		d.work.Go(loop)
+	}
 	return file, nil
 }
 
-// openFile opens the database, and makes what it lacks.
-func openFile(path string, report func(idempotency.Finding, bool)) (*guardedFile, error) {
+// close is Store.Close.
+func (d *database) close() error {
+	d.mu.Lock()
+	d.closed = true
+	file := d.file
+	d.file = nil
+	d.mu.Unlock()
+	close(d.done)
+	if file == nil {
+		return nil
+	}
+	stopped := make(chan struct{})
+	go func() {
+		d.work.Wait()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-file.stuck:
+		if file.isWriting() {
+			return fmt.Errorf("a commit does not end, and the file stays locked until the process does: %w", file.check())
+		}
+		<-stopped
+	}
+	return file.close()
+}
+
+// openFile opens the database, and makes the buckets that it lacks. It is new if
+// it has none of them: one that a later version adds is missing in a file that is
+// in use.
+func openFile(path string, buckets [][]byte, report func(idempotency.Finding, bool)) (*guardedFile, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("create directory of embedded store: %w", err)
 	}
@@ -73,17 +127,20 @@ func openFile(path string, report func(idempotency.Finding, bool)) (*guardedFile
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open embedded store %s: %w", path, err), db.Close())
 	}
-	created := false
+	created := true
 	err = f.update(func(tx *bolt.Tx) error {
 		if tx.Size() > f.size {
 			return &panicError{fmt.Sprintf("it has %d bytes of %d", f.size, tx.Size())}
 		}
-		created = tx.Bucket(recordsBucket) == nil
-		if _, err := tx.CreateBucketIfNotExists(recordsBucket); err != nil {
-			return err
+		for _, name := range buckets {
+			created = created && tx.Bucket(name) == nil
 		}
-		_, err := tx.CreateBucketIfNotExists(expiryBucket)
-		return err
+		for _, name := range buckets {
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	var broken *panicError
 	switch {

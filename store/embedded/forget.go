@@ -9,7 +9,7 @@ import (
 // Forget implements idempotency.Store. The expiry entry of a value that cannot
 // be read is not known; it stays behind until it is due.
 func (s *Store) Forget(ctx context.Context, id idempotency.RecordID, seen idempotency.Digest) (idempotency.Reply, error) {
-	return change(ctx, s, func(r *records) (idempotency.Reply, error) {
+	return changeRecords(ctx, s, func(r *records) (idempotency.Reply, error) {
 		reply := idempotency.Reply{Now: r.now}
 		value := r.byID.Get([]byte(id))
 		if value == nil || idempotency.DigestOf(value) != seen {

@@ -25,6 +25,8 @@ var (
 	// first look is at the earliest moment that can be its end. An entry of an
 	// earlier version has no value.
 	expiryBucket = []byte("expiry")
+
+	recordBuckets = [][]byte{recordsBucket, expiryBucket}
 )
 
 // Now returns the machine's clock, and opens the file if it is not open.
@@ -41,7 +43,8 @@ func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Cla
 		return idempotency.ClaimReply{}, err
 	}
 	var reply idempotency.ClaimReply
-	err = s.lookAt(file, func(r *records) error {
+	err = s.lookAt(file, func(tx *bolt.Tx, now time.Time) error {
+		r := recordsAt(tx, now)
 		record, found, err := r.get(c.ID)
 		if err != nil {
 			return err
@@ -57,7 +60,7 @@ func (s *Store) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Cla
 		return reply, nil
 	case idempotency.Claimed, idempotency.TooLate: // decided when it is its turn to be written
 	}
-	return change(ctx, s, func(r *records) (idempotency.ClaimReply, error) { return claim(r, c) })
+	return changeRecords(ctx, s, func(r *records) (idempotency.ClaimReply, error) { return claim(r, c) })
 }
 
 // judge decides a claim by the record that there is.
@@ -121,7 +124,7 @@ func claim(r *records, c idempotency.Claim) (idempotency.ClaimReply, error) {
 
 // Renew implements idempotency.Store. The renewals share one commit.
 func (s *Store) Renew(ctx context.Context, renewals []idempotency.Renewal) ([]idempotency.Reply, error) {
-	return change(ctx, s, func(r *records) ([]idempotency.Reply, error) {
+	return changeRecords(ctx, s, func(r *records) ([]idempotency.Reply, error) {
 		replies := make([]idempotency.Reply, len(renewals))
 		for i, renewal := range renewals {
 			replies[i].Now = r.now
@@ -206,7 +209,7 @@ func (s *Store) end(
 	ctx context.Context, id idempotency.RecordID, token idempotency.Token,
 	transition func(*records, idempotency.Record) (applied bool, err error),
 ) (idempotency.Reply, error) {
-	return change(ctx, s, func(r *records) (idempotency.Reply, error) {
+	return changeRecords(ctx, s, func(r *records) (idempotency.Reply, error) {
 		reply := idempotency.Reply{Now: r.now}
 		record, found, err := r.get(id)
 		if err != nil || !found || record.Token != token {
@@ -282,6 +285,11 @@ func (r *records) scan(after string) (page idempotency.ScanPage) {
 type records struct {
 	byID, byExpiry *bolt.Bucket
 	now            time.Time
+}
+
+// changeRecords is change for the records.
+func changeRecords[T any](ctx context.Context, s *Store, f func(*records) (T, error)) (T, error) {
+	return change(ctx, &s.database, func(tx *bolt.Tx, now time.Time) (T, error) { return f(recordsAt(tx, now)) })
 }
 
 func (s *Store) view(tx *bolt.Tx) *records { return recordsAt(tx, s.moment()) }
