@@ -183,7 +183,7 @@ prepare_tests() {
 unit_packages() { go list ./... | grep -v '/integration$'; }
 
 # Most tests of the whole wait most of the time.
-parallel=16
+parallel=12
 
 # One goroutine works on many megabytes: the race detector costs much and can
 # find nothing.
