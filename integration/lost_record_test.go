@@ -63,6 +63,8 @@ func TestLostRecord(t *testing.T) {
 				hold.open()
 				accepted := <-first
 				for _, gateway := range []*gateway{g, other} {
+					// The outcome may wait for the next try of a store that was away.
+					await(t, "the outcome to be stored", func() bool { return g.scrape(t)[unstored] == 0 })
 					if got := awaitStore(t, gateway, r, ""); got.body != accepted.body || !got.replayed() {
 						t.Errorf("in the end %v, and the first got %v", got, accepted)
 					}

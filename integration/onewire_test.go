@@ -206,6 +206,7 @@ func TestOneRequestOfSeveralHandlers(t *testing.T) {
 			if got.status != test.status || got.code() != test.code {
 				t.Errorf("got %v", got)
 			}
+			g.awaitLog(t, stoppedLine)
 			if n := strings.Count(g.log.String(), stoppedLine); n != 1 {
 				t.Errorf("the log says %d times that a second request was stopped", n)
 			}
