@@ -2,7 +2,9 @@ package integration
 
 import (
 	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/caddy-idempotency/caddy-idempotency/store/redis/redistest"
@@ -52,4 +54,30 @@ func TestHealthUnderStrict(t *testing.T) {
 		t.Errorf("ready got %s, want 503", got)
 	}
 	p.want(t, 0)
+}
+
+// A gateway whose embedded file is gone answers submits with 503, and is not
+// ready until the file is back.
+func TestHealthWithoutTheFile(t *testing.T) {
+	t.Parallel()
+	p := startProvider(t, nil)
+	g := startGateway(t, p.url, options{before: "idempotency_health"})
+	ready := func() int { return g.send(t, request{method: http.MethodGet, path: "/ready"}).status }
+	if got := g.send(t, request{key: "k", body: `{}`}); got.status != http.StatusAccepted || ready() != http.StatusOK {
+		t.Fatalf("with the file a submit got %v, and ready is %d", got, ready())
+	}
+	file := filepath.Join(g.dir, "idempotency.db")
+	if err := os.Rename(file, file+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if got := g.send(t, request{key: "k", body: `{}`}); got.status != http.StatusServiceUnavailable || ready() != http.StatusServiceUnavailable {
+		t.Errorf("without the file a submit got %v, and ready is %d", got, ready())
+	}
+	p.want(t, 1)
+	if err := os.Rename(file+".away", file); err != nil {
+		t.Fatal(err)
+	}
+	if status := ready(); status != http.StatusOK {
+		t.Errorf("with the file back, ready is %d", status)
+	}
 }
