@@ -41,7 +41,7 @@ type Config struct {
 	// Price of a job in dollars; default 0.50.
 	Price float64
 	// Log, if set, gets a line for each submit and what it would have cost, one at
-	// a time.
+	// a time. Its errors are ignored: the bill has the count.
 	Log io.Writer
 	// Now is the clock; default time.Now.
 	Now func() time.Time
@@ -212,7 +212,7 @@ func (s *Sandbox) noteLocked(number int, accepted *job, failed, lost bool) {
 		what = "accepted as " + accepted.id
 	}
 	bill := s.billLocked()
-	fmt.Fprintf(s.config.Log, "submit %d: %s; $%.2f so far\n", number, what, bill.Dollars)
+	_, _ = fmt.Fprintf(s.config.Log, "submit %d: %s; $%.2f so far\n", number, what, bill.Dollars)
 }
 
 // document is a job as the API shows it.
@@ -279,7 +279,7 @@ func (s *Sandbox) cancel(w http.ResponseWriter, r *http.Request) {
 	}
 	if s.documentLocked(j).Status != statusSucceeded && j.canceled.IsZero() {
 		j.canceled = s.config.Now()
-		fmt.Fprintf(s.config.Log, "%s is canceled; it is billed all the same\n", j.id)
+		_, _ = fmt.Fprintf(s.config.Log, "%s is canceled; it is billed all the same\n", j.id)
 	}
 	writeJSON(w, http.StatusOK, s.documentLocked(j))
 }

@@ -110,11 +110,11 @@ func TestCancel(t *testing.T) {
 		_, body, _ := ask(t, http.MethodPost, url+"/v1/videos")
 		return read[job](t, body).ID
 	}
-	early, late := submit(), ""
+	early := submit()
 	if _, body, _ := ask(t, http.MethodPost, url+"/v1/jobs/"+early+"/cancel"); read[job](t, body).Status != "canceled" {
 		t.Errorf("canceled while queued: %s", body)
 	}
-	late = submit()
+	late := submit()
 	c.advance(time.Minute)
 	if _, body, _ := ask(t, http.MethodPost, url+"/v1/jobs/"+late+"/cancel"); read[job](t, body).Status != "succeeded" {
 		t.Errorf("canceled after its end: %s", body)
